@@ -1,0 +1,178 @@
+"""The `rollstream` command. Each subcommand imports what it needs when it runs, so that one process's parts never load
+another's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rollstream import __version__
+from rollstream.errors import RollstreamError
+
+if TYPE_CHECKING:
+    from rollstream.settings import Settings
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="rollstream")
+@click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML); the environment wins over it.")
+@click.pass_context
+def cli(context: click.Context, config: Path | None) -> None:
+    """The data layer between agents that act and a trainer that learns from exactly what they sampled."""
+    context.obj = config
+
+
+def _settings(context: click.Context) -> Settings:
+    from rollstream.settings import load_settings
+
+    return load_settings(context.obj)
+
+
+@cli.command()
+@click.pass_context
+def gateway(context: click.Context) -> None:
+    """Serve agents, and record every model call."""
+    from rollstream.producers.gateway.serve import serve
+
+    serve(_settings(context))
+
+
+@cli.command()
+@click.pass_context
+def processor(context: click.Context) -> None:
+    """Run the stages from join to build."""
+    from rollstream.processors.shell.run import run
+
+    run(_settings(context))
+
+
+@cli.command()
+@click.argument("kind", type=click.Choice(["clickhouse", "objects"]))
+@click.pass_context
+def sink(context: click.Context, kind: str) -> None:
+    """Copy every topic into ClickHouse or object storage."""
+    from rollstream.sinks.run import run_sink
+
+    run_sink(_settings(context), kind)
+
+
+@cli.group()
+def topics() -> None:
+    """Kafka topics."""
+
+
+@topics.command("list")
+@click.pass_context
+def topics_list(context: click.Context) -> None:
+    """Every topic with its key, partitions, retention and owner; needs no broker."""
+    from rollstream.schemas.topics import topics as all_topics
+
+    kafka = _settings(context).kafka
+    rows = [("topic", "key", "partitions", "cleanup", "retention", "owner")]
+    for topic in all_topics().values():
+        days = "for ever" if topic.retention_ms < 0 else f"{topic.retention_ms / 86_400_000:g} days"
+        partitions = str(topic.partitions(kafka.partitions))
+        rows.append((topic.name(kafka.prefix), topic.key, partitions, topic.cleanup, days, topic.owner))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@topics.command("apply")
+@click.pass_context
+def topics_apply(context: click.Context) -> None:
+    """Create the topics that are missing; a topic that differs is an error, never changed."""
+    from rollstream.topic_admin import apply_topics
+
+    for line in apply_topics(_settings(context).kafka):
+        click.echo(line)
+
+
+@cli.group()
+def schemas() -> None:
+    """Avro schemas."""
+
+
+@schemas.command("check")
+def schemas_check() -> None:
+    """Check classes, files, topics, examples and compatibility against each other."""
+    from rollstream.schemas.check import check_all
+    from rollstream.schemas.codec import schema_files
+
+    problems = check_all()
+    for problem in problems:
+        click.echo(problem, err=True)
+    click.echo(f"{len(schema_files())} schemas, {len(problems)} problems")
+    sys.exit(1 if problems else 0)
+
+
+@schemas.command("write")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
+def schemas_write(folder: Path) -> None:
+    """Write the schema of each record class that has changed as a new version into FOLDER (the checkout's schemas/avro)."""
+    from rollstream.schemas.write import write_changed
+
+    for name in write_changed(folder):
+        click.echo(f"wrote {name}")
+
+
+@schemas.command("register")
+@click.pass_context
+def schemas_register(context: click.Context) -> None:
+    """Register every schema at the registry of the settings."""
+    from rollstream.errors import SettingsError
+    from rollstream.schemas.codec import schema_files
+    from rollstream.schemas.registry import ConfluentRegistry
+
+    url = _settings(context).kafka.registry_url
+    if url is None:
+        raise SettingsError("cannot register schemas: no registry is set; set ROLLSTREAM_KAFKA__REGISTRY_URL")
+    registry = ConfluentRegistry(url)
+    for schema in schema_files().values():
+        click.echo(f"{schema.record}.v{schema.version}: id {registry.register(schema)}")
+
+
+@cli.command()
+@click.option("--store", help="ClickHouse address; default: sink.clickhouse of the settings.")
+@click.option("--closed", is_flag=True, help="Count a call of a rollout or group that is still open as a failure.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def audit(context: click.Context, store: str | None, closed: bool, as_json: bool) -> None:
+    """Prove from stored data that every call is accounted for and every check holds. Exit code 1 where one does not."""
+    from rollstream.sinks.audit import audit as run_audit
+    from rollstream.sinks.connect import connect
+
+    report = run_audit(connect(store or _settings(context).sink.clickhouse), closed=closed)
+    click.echo(json.dumps(report.as_dict(), indent=2) if as_json else str(report))
+    sys.exit(0 if report.ok else 1)
+
+
+@cli.command()
+@click.argument("sample")
+@click.option("--store", help="ClickHouse address; default: sink.clickhouse of the settings.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def explain(context: click.Context, sample: str, store: str | None, as_json: bool) -> None:
+    """Follow SAMPLE_ID[:TOKEN] back: token, call, true prefix, rollout, group, score, reward, credit, stage versions."""
+    from rollstream.sinks.connect import connect
+    from rollstream.sinks.explain import explain as run_explain
+
+    sample_id, _, token = sample.partition(":")
+    if token and not token.isdecimal():
+        raise click.BadParameter(f"{token!r} is no token position; give SAMPLE_ID or SAMPLE_ID:TOKEN")
+    found = run_explain(connect(store or _settings(context).sink.clickhouse), sample_id, int(token) if token else None)
+    click.echo(json.dumps(found.as_dict(), indent=2) if as_json else str(found))
+
+
+def main() -> None:
+    """Entry point: our own errors are one line and exit code 2, everything else is a traceback."""
+    try:
+        cli()
+    except RollstreamError as error:
+        click.echo(f"rollstream: {error}", err=True)
+        sys.exit(2)

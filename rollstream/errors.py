@@ -1,0 +1,84 @@
+"""The error tree.
+
+    RollstreamError
+    ├── SettingsError     a setting is missing, unknown or wrong
+    ├── SchemaError       a record, its bytes or its schema are wrong
+    ├── ProviderError     the inference engine refused, failed or answered nonsense
+    ├── BrokerError       Kafka refused or did not acknowledge
+    ├── StageError        a stage (join, group, score, reward, credit, build) cannot use its input
+    ├── SinkError         a store refused rows
+    ├── TrainerError      the trainer side cannot read or record
+    └── AuditError        stored data cannot be read for an audit
+
+A message says what failed with the value, what was expected, and what to do. `reason` is the short code that dead
+letters, masks and metrics carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class RollstreamError(Exception):
+    """Something in rollstream failed."""
+
+    def __init__(self, message: str | None = None, *, reason: str = "error") -> None:
+        super().__init__(message or type(self).__doc__)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), str(self), self.__dict__))
+
+
+class SettingsError(RollstreamError, ValueError):
+    """A setting is missing, unknown or wrong."""
+
+
+class SchemaError(RollstreamError, ValueError):
+    """A record, its bytes or its schema are wrong."""
+
+
+class ProviderError(RollstreamError):
+    """The inference engine refused, failed or answered nonsense."""
+
+
+class BrokerError(RollstreamError):
+    """Kafka refused or did not acknowledge."""
+
+
+class StageError(RollstreamError):
+    """A stage cannot use its input."""
+
+
+class SinkError(RollstreamError):
+    """A store refused rows."""
+
+
+class TrainerError(RollstreamError):
+    """The trainer side cannot read or record."""
+
+
+class AuditError(RollstreamError):
+    """Stored data cannot be read for an audit."""
+
+
+@contextmanager
+def boundary(error: type[RollstreamError], what: str, *, reason: str = "error") -> Iterator[None]:
+    """Turn whatever a foreign library raises into `error`, saying what was being done.
+
+    Our own errors pass unchanged. This and `main` are the only places that may catch everything.
+    """
+    try:
+        yield
+    except RollstreamError:
+        raise
+    except Exception as cause:
+        raise error(f"cannot {what}: {type(cause).__name__}: {cause}", reason=reason) from cause
+
+
+def _rebuild(cls: type[RollstreamError], message: str, state: dict[str, object]) -> RollstreamError:
+    error = cls.__new__(cls)
+    Exception.__init__(error, message)
+    error.__dict__.update(state)
+    return error

@@ -1,0 +1,1 @@
+"""The data: records, schemas, topics and the codec. Imports no other part of rollstream but the core."""

@@ -1,0 +1,64 @@
+"""A record as a Kafka message: topic, key, value, time, CloudEvents attributes as headers.
+
+Source: CloudEvents 1.0.2, Kafka protocol binding, binary content mode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollstream.schemas.codec import Codec, record_name
+from rollstream.schemas.identity import digest_bytes
+from rollstream.schemas.records import Record
+from rollstream.schemas.topics import key_of, topic_of
+
+_TIME_FIELDS = ("finished_at_ms", "closed_at_ms", "created_at_ms", "published_at_ms", "started_at_ms", "opened_at_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What a producer sends."""
+
+    topic: str
+    """Full topic name."""
+    key: bytes
+    """Kafka key."""
+    value: bytes
+    """Framed record."""
+    timestamp_ms: int
+    """Event time."""
+    headers: tuple[tuple[str, bytes], ...]
+    """CloudEvents attributes."""
+
+
+def to_message(record: Record, codec: Codec, *, prefix: str, source: str, noun: str | None = None) -> Message:
+    """Put a record into its envelope.
+
+    Args:
+        prefix: topic prefix, for instance `rollstream`.
+        source: CloudEvents source: who writes, for instance `/gateway`.
+        noun: topic to write to where it is not the record's own (a terminal in `calls`).
+    """
+    topic = topic_of(type(record))
+    name = topic.name(prefix) if noun is None else topic.name(prefix).replace(f".{topic.noun}.", f".{noun}.")
+    value = codec.encode(record)
+    headers = (
+        ("ce_specversion", b"1.0"),
+        ("ce_type", f"rollstream.{record_name(type(record))}".encode()),
+        ("ce_source", source.encode()),
+        ("ce_id", digest_bytes(value).encode()),
+        ("content-type", b"application/avro"),
+    )
+    return Message(name, key_of(record), value, event_time_ms(record), headers)
+
+
+def event_time_ms(record: Record) -> int:
+    """When the thing a record tells of happened, UTC epoch milliseconds."""
+    for field in ("at_ms", *_TIME_FIELDS):
+        value = getattr(record, field, None)
+        if value is not None:
+            return int(value)
+    group = getattr(record, "group", None)
+    if group is not None:
+        return int(group.closed_at_ms)
+    raise TypeError(f"{type(record).__name__} has no time field")

@@ -1,0 +1,47 @@
+"""A Confluent-compatible schema registry, behind the two calls the codec needs."""
+
+from __future__ import annotations
+
+from rollstream.errors import SchemaError, boundary
+from rollstream.schemas.codec import SchemaFile
+
+
+class ConfluentRegistry:
+    """Any registry that speaks Confluent's API. Subjects are named after the record (`rollstream.ModelCall`)."""
+
+    def __init__(self, url: str) -> None:
+        """Args: url: for instance `http://registry:8081`, or `mock://name` for one in this process."""
+        with boundary(SchemaError, "load the registry client; install rollstream[registry]", reason="no_registry"):
+            from confluent_kafka.schema_registry import SchemaRegistryClient
+
+        self._client = SchemaRegistryClient.new_client({"url": url})
+        self._url = url
+
+    def schema_id(self, schema: SchemaFile) -> int:
+        """The id of a registered schema; does not register it."""
+        with boundary(
+            SchemaError,
+            f"find {_subject(schema)} at registry {self._url}; run `rollstream schemas register`",
+            reason="not_registered",
+        ):
+            return int(self._client.lookup_schema(_subject(schema), _schema(schema)).schema_id)
+
+    def schema_text(self, schema_id: int) -> str:
+        """The schema behind an id."""
+        with boundary(SchemaError, f"get schema {schema_id} from registry {self._url}", reason="unknown_schema"):
+            return str(self._client.get_schema(schema_id).schema_str)
+
+    def register(self, schema: SchemaFile) -> int:
+        """Register a schema. Returns: its id."""
+        with boundary(SchemaError, f"register {_subject(schema)} at {self._url}", reason="not_registered"):
+            return int(self._client.register_schema(_subject(schema), _schema(schema)))
+
+
+def _subject(schema: SchemaFile) -> str:
+    return f"rollstream.{schema.parsed['name'].rpartition('.')[2]}"
+
+
+def _schema(schema: SchemaFile):  # type: ignore[no-untyped-def]
+    from confluent_kafka.schema_registry import Schema
+
+    return Schema(schema.text, "AVRO")
