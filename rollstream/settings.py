@@ -114,7 +114,9 @@ class SinkSettings(_Part):
     chunk_records: int = Field(2_000, ge=1)
     """A chunk holds the records of this many consecutive offsets."""
     max_age_s: float = Field(2.0, gt=0)
-    """A chunk that is not full is written after this long."""
+    """A chunk that is not full is written after this long (ClickHouse)."""
+    objects_max_age_s: float = Field(30.0, gt=0)
+    """The same for object storage, where every write makes files."""
     metrics_port: int = Field(0, ge=0)
     """Prometheus port; 0 serves none."""
 

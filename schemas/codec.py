@@ -96,13 +96,17 @@ def newest_schema(record: str) -> SchemaFile:
     return schema_files()[record, max(versions)]
 
 
-@functools.cache
+_NAMES = {cls: name for name, cls in RECORDS.items()}
+
+
 def record_name(cls: type[Record]) -> str:
     """`ModelCall` → `model_call`."""
-    for name, known in RECORDS.items():
-        if known is cls:
-            return name
-    raise SchemaError(f"cannot encode {cls.__name__}: expected one of {sorted(RECORDS)}", reason="unknown_schema")
+    try:
+        return _NAMES[cls]
+    except KeyError:
+        raise SchemaError(
+            f"cannot encode {cls.__name__}: expected one of {sorted(RECORDS)}", reason="unknown_schema"
+        ) from None
 
 
 def encode_body(record: Record) -> bytes:
@@ -124,7 +128,7 @@ def encode_body(record: Record) -> bytes:
 
 def with_digest(record: R) -> R:
     """The record with its `digest` field set to the blake2b-128 of its body with an empty digest."""
-    return replace(record, digest=digest_bytes(encode_body(replace(record, digest=""))))  # type: ignore[call-arg]
+    return replace(record, digest=digest_bytes(encode_body(replace(record, digest=""))))  # type: ignore[arg-type]
 
 
 class Codec:
@@ -154,8 +158,8 @@ class Codec:
         body.seek(start)
         try:
             values = fastavro.schemaless_reader(body, writer.parsed, None if writer is reader else reader.parsed)
-            record: Record = converters(RECORDS[writer.record])[1](values)  # type: ignore[arg-type]
-        except Exception as cause:  # noqa: BLE001 - whatever a decoder raises over foreign bytes means the same
+            record: Record = converters(RECORDS[writer.record])[1](values)
+        except Exception as cause:  # whatever a decoder raises over foreign bytes means the same
             raise SchemaError(
                 f"cannot decode {writer.record}.v{writer.version}: {type(cause).__name__}: {cause}; "
                 f"{len(data)} bytes were cut short or damaged",

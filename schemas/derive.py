@@ -42,9 +42,13 @@ def derive_schema(cls: type) -> dict[str, Any]:
     return typing.cast(dict[str, Any], _record_schema(cls, set()))
 
 
-@functools.cache
 def field_docs(cls: type) -> dict[str, str]:
     """The string literal under each field or enum value of a class, by name."""
+    return _field_docs(cls)
+
+
+@functools.cache
+def _field_docs(cls: type) -> dict[str, str]:
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(body, ast.ClassDef)
     docs: dict[str, str] = {}
@@ -60,9 +64,13 @@ def field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-@functools.cache
 def converters(cls: type) -> tuple[Converter, Converter]:
     """Two functions for a record class: instance → dict that fastavro writes, dict that fastavro read → instance."""
+    return _converters(cls)
+
+
+@functools.cache
+def _converters(cls: type) -> tuple[Converter, Converter]:
     hints = typing.get_type_hints(cls)
     names = [field.name for field in dataclasses.fields(cls)]
     to_dict = [(name, _conversion(hints[name], 0)) for name in names]

@@ -24,7 +24,10 @@ class ConfluentRegistry:
             f"find {_subject(schema)} at registry {self._url}; run `rollstream schemas register`",
             reason="not_registered",
         ):
-            return int(self._client.lookup_schema(_subject(schema), _schema(schema)).schema_id)
+            found = self._client.lookup_schema(_subject(schema), _schema(schema)).schema_id
+            if found is None:
+                raise LookupError("the registry answered without an id")
+            return found
 
     def schema_text(self, schema_id: int) -> str:
         """The schema behind an id."""

@@ -61,15 +61,20 @@ def topics() -> dict[str, Topic]:
     return found
 
 
-@functools.cache
 def topic_of(record: type[Record]) -> Topic:
     """The topic a record is written to; `Terminal` also goes into two others (see `TERMINAL_TOPICS`)."""
-    for topic in topics().values():
-        if any(RECORDS[name] is record for name in topic.records) and (
-            record is not RECORDS["terminal"] or topic.noun == "terminals"
-        ):
-            return topic
-    raise SchemaError(f"no topic holds {record.__name__}; add it to a file in schemas/topics", reason="no_topic")
+    try:
+        return _topics_by_record()[record]
+    except KeyError:
+        raise SchemaError(
+            f"no topic holds {record.__name__}; add it to a file in schemas/topics", reason="no_topic"
+        ) from None
+
+
+@functools.cache
+def _topics_by_record() -> dict[type[Record], Topic]:
+    found = {RECORDS[name]: topic for topic in topics().values() for name in topic.records if name != "terminal"}
+    return {**found, RECORDS["terminal"]: topics()["terminals"]}
 
 
 TERMINAL_TOPICS = ("calls", "environment", "terminals")

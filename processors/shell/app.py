@@ -1,0 +1,80 @@
+"""The Faust app around a `Shell`, without agents, tables or web server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import faust
+from faust.types import TP
+from yarl import URL
+
+from rollstream.processors.shell.handler import Shell
+from rollstream.processors.shell.security import broker_credentials
+from rollstream.processors.shell.transport import Producer, Transport
+from rollstream.settings import Settings
+
+
+class ProcessorApp(faust.App):
+    """Faust's app with the handler that its consumer gives records to."""
+
+    handler: Shell
+    """Who gets the records."""
+    has_ended: asyncio.Event
+    """Set when the process shall end."""
+
+    def _crash(self, reason: BaseException) -> None:
+        super()._crash(reason)
+        self.has_ended.set()
+
+
+def build_app(settings: Settings, shell: Shell, group: str) -> ProcessorApp:
+    """The app; needs a running event loop.
+
+    Args: group: the consumer group's id.
+    Raises: SettingsError: security properties that Faust does not speak.
+    """
+    kafka = settings.kafka
+    app = ProcessorApp(
+        group,
+        broker=[URL(f"kafka://{server.strip()}") for server in kafka.bootstrap.split(",")],
+        broker_credentials=broker_credentials(kafka.properties),
+        store="memory://",
+        web_enabled=False,
+        key_serializer="raw",
+        value_serializer="raw",
+        consumer_group_instance_id=f"{group}.{settings.processor.instance_id}",
+        consumer_auto_offset_reset="earliest",
+        consumer_max_fetch_size=4 * 1024 * 1024,
+        broker_session_timeout=kafka.session_timeout_ms / 1000,
+        broker_heartbeat_interval=kafka.session_timeout_ms / 4000,
+        broker_commit_interval=1.0,
+        broker_max_poll_records=1000,
+        producer_linger=0.005,
+        producer_max_batch_size=262_144,
+        producer_max_request_size=8_000_000,  # as the gateway's producer
+        producer_request_timeout=60.0,
+        stream_wait_empty=False,
+        table_standby_replicas=1,  # with 0 Faust assigns round robin, and same-numbered partitions go apart
+        topic_disable_leader=True,
+        topic_allow_declare=False,
+    )
+    app.handler, app.has_ended = shell, asyncio.Event()
+    shell.fail = app._crash
+    app.transport = Transport(app.conf.broker_consumer, app)
+    app.producer_transport = Transport(app.conf.broker_producer, app)
+    app.topics.add(app.topic(*shell.topic_of.values(), key_serializer="raw", value_serializer="raw"))
+
+    async def on_revoked(_app: Any, _revoked: set[TP], **_: Any) -> None:
+        shell.revoked()
+
+    async def on_assigned(_app: Any, assigned: set[TP], **_: Any) -> None:
+        shell.assigned(assigned, {topic: app.consumer.topic_partitions(topic) for topic in shell.topic_of.values()})
+
+    async def send() -> None:
+        await shell.outbox.send_all(cast(Producer, app.producer))
+
+    app.on_partitions_revoked.connect(cast(Any, on_revoked))
+    app.on_partitions_assigned.connect(cast(Any, on_assigned))
+    app.task(cast(Any, send))
+    return app

@@ -1,0 +1,83 @@
+"""The one sender of a process: messages in order, a bounded number of them ahead of the broker's acknowledgements."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from rollstream.errors import BrokerError, RollstreamError, StageError, boundary
+from rollstream.processors.shell.messages import Outgoing
+from rollstream.processors.shell.transport import Producer
+
+_MOST = 2_000  # messages waiting or on their way; what a batch brings may go over it once
+
+
+class Outbox:
+    """Messages to send. Used from one event loop."""
+
+    def __init__(self, fail: Callable[[BaseException], None]) -> None:
+        """Args: fail: told what made a message fail; the process cannot go on."""
+        self._fail = fail
+        self._waiting: deque[Outgoing] = deque()
+        self._in_flight = 0
+        self._wake = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it can take what more records bring."""
+        return self._has_room.is_set()
+
+    async def room(self) -> None:
+        """Wait for room."""
+        await self._has_room.wait()
+
+    def add(self, messages: Iterable[Outgoing]) -> None:
+        """Queue messages."""
+        self._waiting.extend(messages)
+        self._changed()
+
+    def clear(self) -> None:
+        """Forget what was not given to the producer yet."""
+        self._waiting.clear()
+        self._changed()
+
+    async def send_all(self, producer: Producer) -> None:
+        """Send what is added, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._waiting and self._in_flight < _MOST:
+                outgoing = self._waiting.popleft()
+                m = outgoing.message
+                sent = await producer.send_ms(m.topic, m.key, m.value, outgoing.partition, m.timestamp_ms, m.headers)
+                self._in_flight += 1
+                asyncio.ensure_future(sent).add_done_callback(partial(self._acknowledged, outgoing))
+
+    def _acknowledged(self, outgoing: Outgoing, sent: asyncio.Future[Any]) -> None:
+        self._in_flight -= 1
+        self._changed()
+        if sent.cancelled():
+            return
+        if (error := sent.exception()) is not None:
+            topic = outgoing.message.topic
+            self._fail(
+                BrokerError(f"cannot write to {topic}: the broker did not take it: {error!r}", reason="no_ack")
+            )
+            return
+        try:
+            with boundary(StageError, f"finish what was written to {outgoing.message.topic}", reason="stage_failed"):
+                outgoing.on_ack(outgoing, sent.result().offset)
+        except RollstreamError as broken:  # in a callback nobody else would see it
+            self._fail(broken)
+
+    def _changed(self) -> None:
+        self._wake.set()
+        if len(self._waiting) + self._in_flight < _MOST:
+            self._has_room.set()
+        else:
+            self._has_room.clear()

@@ -1,0 +1,84 @@
+"""The processor process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Callable, Sequence
+
+from rollstream.errors import SettingsError
+from rollstream.processors.shell.app import build_app
+from rollstream.processors.shell.handler import Shell
+from rollstream.processors.shell.metrics import serve_metrics
+from rollstream.schemas.codec import Codec
+from rollstream.schemas.registry import ConfluentRegistry
+from rollstream.settings import Settings
+
+log = logging.getLogger("rollstream.processor")
+
+
+def run(settings: Settings) -> None:
+    """Run the stages named in the settings until SIGTERM or SIGINT; whatever makes the worker stop is raised.
+
+    Raises: SettingsError: an unknown stage, or the pipeline file is wrong.
+    """
+    from rollstream.processors.pipeline import STAGES, load_pipeline
+
+    wanted = settings.processor.stages
+    if not wanted or set(wanted) - set(STAGES):
+        raise SettingsError(f"cannot run processor.stages={wanted!r}: expected some of {STAGES}")
+    names = [name for name in STAGES if name in wanted]
+    pipeline = load_pipeline(settings.processor.pipeline)
+    url = settings.kafka.registry_url
+
+    def make_shell() -> Shell:
+        return Shell(
+            settings,
+            lambda partition: [stage for stage in pipeline.build_stages(partition) if stage.name in names],
+            Codec(None if url is None else ConfluentRegistry(url)),
+            max_work=pipeline.max_concurrency,
+        )
+
+    run_shell(settings, make_shell, names)
+
+
+def group_id(prefix: str, names: Sequence[str]) -> str:
+    """The consumer group of the processes that host these stages."""
+    return f"{prefix}.processor.{'-'.join(names)}"
+
+
+def run_shell(settings: Settings, make_shell: Callable[[], Shell], names: Sequence[str]) -> None:
+    """Run a shell until SIGTERM or SIGINT; whatever makes the worker stop is raised.
+
+    Args: make_shell: called inside the event loop; names: of the stages it hosts, in pipeline order.
+    """
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    asyncio.run(_serve(settings, make_shell, group_id(settings.kafka.prefix, names)))
+
+
+async def _serve(settings: Settings, make_shell: Callable[[], Shell], group: str) -> None:
+    shell = make_shell()
+    app = build_app(settings, shell, group)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, app.has_ended.set)
+    if settings.processor.metrics_port:
+        serve_metrics(shell, settings.processor.metrics_port)
+    app.finalize()
+    starting = asyncio.ensure_future(app.start())
+    log.info("processor starts as group %s at %s", group, settings.kafka.bootstrap)
+    ended = asyncio.ensure_future(app.has_ended.wait())
+    await asyncio.wait([starting, ended], return_when=asyncio.FIRST_COMPLETED)
+    if starting.done():
+        starting.result()
+    await ended
+    log.info("processor stops")
+    await app.stop()
+    starting.cancel()
+    if app.crash_reason is not None:
+        raise app.crash_reason

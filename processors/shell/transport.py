@@ -1,0 +1,262 @@
+"""The thin layer on Faust: whole batches out, an explicit map of offsets in.
+
+Faust's agents spend 90 % of the time in per-message machinery and commit wrong offsets when acknowledgements come out of
+order. This replaces `Consumer._drain_messages` and `Consumer.force_commit` of the aiokafka driver; membership, assignment,
+signals, commit timer, threads and shutdown stay Faust's. The price is private parts of Faust and aiokafka: both are pinned
+exactly, and `tests/unit/processors/shell/test_transport.py` fails when one of them moves.
+
+Why the generation is checked inside the consumer's thread: a fetch that began before a rebalance returns records of the
+new assignment. They carry the generation they belong to, and are handed back (by seeking) if nobody can take them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+import aiokafka
+from aiokafka.errors import IllegalStateError
+from aiokafka.structs import RecordMetadata
+from faust.transport.drivers import aiokafka as driver
+from faust.types import TP
+
+_FETCH_WAIT_MS = 100  # aiokafka asks a broker for the next records only when the last request is answered
+_FETCH_TIMEOUT_S = 0.5  # the longest time between two ticks
+_MAX_REQUEST_BYTES = 8_000_000  # as the producers of the gateway
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Where the reader stands in one partition."""
+
+    position: int
+    """The next offset it reads."""
+    caught_up_ms: int | None
+    """Wall clock at which `position` was known to be the end; None while behind."""
+    lag: int = 0
+    """Events not read yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """One answer of the consumer's thread."""
+
+    generation: int
+    """Generation of the group that the records belong to."""
+    records: Mapping[TP, Sequence[Any]] = field(default_factory=dict)
+    """Records by partition, in log order."""
+    ends: Mapping[TP, End] = field(default_factory=dict)
+    """Where the reader stands after them, for every assigned partition."""
+
+
+class Handler(Protocol):
+    """Who gets the records. All calls come from the app's event loop."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more records may come."""
+
+    async def room(self) -> None:
+        """Wait until more records may come."""
+
+    def own_outputs(self) -> Sequence[TP]:
+        """Partitions whose ends must be known before the first record."""
+
+    def begin(self, positions: Mapping[TP, int], ends: Mapping[TP, int]) -> None:
+        """A new assignment: where reading starts, and the ends of `own_outputs`."""
+
+    def feed(self, tp: TP, records: Sequence[Any]) -> None:
+        """Records of one partition."""
+
+    def passed(self, ends: Mapping[TP, End]) -> None:
+        """All records of an answer were fed; the readers stand here."""
+
+    def offsets(self) -> Mapping[TP, int]:
+        """What to commit, in one request."""
+
+    def committed(self, offsets: Mapping[TP, int]) -> None:
+        """The broker has taken the offsets."""
+
+
+class ConsumerThread(driver.AIOKafkaConsumerThread):
+    """Faust's consumer thread, with answers that say to which generation and end of log they belong."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._answered: dict[TP, tuple[int, int]] = {}
+
+    def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
+        consumer = super()._create_worker_consumer(transport)
+        consumer._fetch_max_wait_ms = _FETCH_WAIT_MS  # Faust fixes it at 1500
+        return consumer
+
+    async def fetch(self, active: set[TP]) -> Fetched:
+        """The next records of the active partitions; none after a while without any."""
+        return cast(Fetched, await self.call_thread(self._fetch, self._ensure_consumer(), active))
+
+    async def start_of(self, own_outputs: Sequence[TP]) -> tuple[int, Mapping[TP, int], Mapping[TP, int]]:
+        """The generation, where reading starts in each assigned partition, and the ends of some."""
+        found = await self.call_thread(self._start_of, self._ensure_consumer(), own_outputs)
+        return cast(tuple[int, Mapping[TP, int], Mapping[TP, int]], found)
+
+    async def commit_in(self, generation: int, offsets: Mapping[TP, int]) -> bool:
+        """Commit, unless the group has moved on."""
+        return cast(bool, await self.call_thread(self._commit_in, generation, offsets))
+
+    async def _fetch(self, consumer: aiokafka.AIOKafkaConsumer, active: set[TP]) -> Fetched:
+        records = await self._fetch_records(
+            consumer, active, timeout=_FETCH_TIMEOUT_S, max_records=consumer._max_poll_records
+        )
+        generation = consumer._coordinator.generation
+        if records and not self.consumer.flow_active:
+            # Nobody takes them now, and without a committed offset no later seek would bring them back.
+            for tp, batch in records.items():
+                consumer.seek(tp, batch[0].offset)
+            return Fetched(generation)
+        return Fetched(generation, {TP(*tp): batch for tp, batch in records.items()}, self._ends(consumer))
+
+    def _ends(self, consumer: aiokafka.AIOKafkaConsumer) -> dict[TP, End]:
+        subscription = consumer._fetcher._subscriptions.subscription
+        assignment = subscription.assignment if subscription is not None else None
+        ends: dict[TP, End] = {}
+        if assignment is None or not assignment.active:
+            return ends
+        for aiokafka_tp in assignment.tps:
+            state = assignment.state_value(aiokafka_tp)
+            if not state.has_valid_position:
+                continue
+            tp, answer_ms = TP(*aiokafka_tp), state.timestamp or 0
+            last, before = self._answered.get(tp, (0, 0))
+            if answer_ms != last:
+                before, self._answered[tp] = last, (answer_ms, last)
+            # The broker gave the answer at some moment after the one before it was received; so this is proven for then.
+            is_end = bool(before) and state.highwater is not None and state.position >= state.highwater
+            lag = max((state.highwater or 0) - state.position, 0)
+            ends[tp] = End(state.position, before if is_end else None, lag)
+        return ends
+
+    async def _start_of(
+        self, consumer: aiokafka.AIOKafkaConsumer, own_outputs: Sequence[TP]
+    ) -> tuple[int, dict[TP, int], dict[TP, int]]:
+        self._answered.clear()
+        generation = consumer._coordinator.generation
+        try:
+            positions = {TP(*tp): await consumer.position(tp) for tp in consumer.assignment()}
+            firsts = await consumer.beginning_offsets(list(positions)) if positions else {}
+            ends = await consumer.end_offsets(list(own_outputs)) if own_outputs else {}
+        except IllegalStateError:  # a rebalance took the partitions meanwhile
+            return -1, {}, {}
+        for tp, first in firsts.items():
+            if positions[TP(*tp)] < first:
+                self.log.error(
+                    "%s: offsets %d to %d were deleted before they were processed; raise the topic's retention, and "
+                    "look for what they held with `rollstream audit`",
+                    tp, positions[TP(*tp)], first - 1,
+                )  # fmt: skip
+        return generation, positions, {TP(*tp): end for tp, end in ends.items()}
+
+    async def _commit_in(self, generation: int, offsets: Mapping[TP, int]) -> bool:
+        if self._ensure_consumer()._coordinator.generation != generation:
+            return False
+        return await self._commit(offsets)
+
+
+class Consumer(driver.Consumer):
+    """Faust's consumer, giving batches to `app.handler`."""
+
+    _thread: ConsumerThread
+
+    def _new_consumer_thread(self) -> ConsumerThread:
+        return ConsumerThread(self, loop=self.loop, beacon=self.beacon)
+
+    async def _drain_messages(self, fetcher: Any) -> None:
+        handler: Handler = self.app.handler  # type: ignore[attr-defined]
+        self._begun = -1
+        try:
+            while not (self.should_stop or fetcher.should_stop):
+                if not handler.has_room:
+                    await self.wait_first(handler.room(), self.suspend_flow.wait())
+                elif not self.flow_active:
+                    await self.wait(self.can_resume_flow)  # type: ignore[arg-type]
+                elif active := self._get_active_partitions():
+                    await self._take(handler, await self._thread.fetch(active))
+                else:
+                    await self.sleep(_FETCH_TIMEOUT_S)
+        except self.consumer_stopped_errors:
+            if not self.app.should_stop:
+                raise
+        except asyncio.CancelledError:
+            if not self.app.should_stop:
+                raise
+        except Exception as error:  # whatever it is, going on would skip events
+            self.log.exception("cannot go on: %s", error)
+            await self.app.crash(error)
+            raise
+
+    async def _take(self, handler: Handler, fetched: Fetched) -> None:
+        if self._begun != fetched.generation:
+            generation, positions, ends = await self._thread.start_of(handler.own_outputs())
+            if generation != fetched.generation or not self._is_current(generation):
+                return
+            # Where records have come already, reading started at the first of them.
+            handler.begin({**positions, **{tp: batch[0].offset for tp, batch in fetched.records.items()}}, ends)
+            self._begun = generation
+        for tp, batch in fetched.records.items():
+            if not self._is_current(fetched.generation):
+                return
+            handler.feed(tp, batch)
+            await asyncio.sleep(0)
+        if self._is_current(fetched.generation):
+            handler.passed(fetched.ends)
+
+    def _is_current(self, generation: int) -> bool:
+        """Whether records of a generation may still be used; if not, the next assignment reads them again."""
+        return self.flow_active and not self.should_stop and self.app.consumer_generation_id == generation
+
+    async def force_commit(self, topics: Any = None, start_new_transaction: bool = True) -> bool:
+        """Commit what the handler says, in one request."""
+        handler: Handler = self.app.handler  # type: ignore[attr-defined]
+        generation, offsets = self.app.consumer_generation_id, handler.offsets()
+        if not offsets or generation != getattr(self, "_begun", -1):
+            return False
+        if not await self._thread.commit_in(generation, offsets):
+            return False
+        handler.committed(offsets)
+        return True
+
+    async def verify_all_partitions_active(self) -> None:
+        """Nothing: Faust's check takes held offsets for a hanging worker. The metrics tell the oldest held event."""
+
+
+class Producer(driver.Producer):
+    """Faust's producer, idempotent, with times in whole milliseconds."""
+
+    def _settings_extra(self) -> Mapping[str, Any]:
+        return {"acks": "all", "enable_idempotence": True}
+
+    async def send_ms(
+        self,
+        topic: str,
+        key: bytes,
+        value: bytes,
+        partition: int | None,
+        timestamp_ms: int,
+        headers: Sequence[tuple[str, bytes]],
+    ) -> Awaitable[RecordMetadata]:
+        """Queue a message; what is returned completes with the broker's acknowledgement.
+
+        Faust's own `send` takes the time in seconds and loses a millisecond now and then by rounding.
+        """
+        sent = await self._ensure_producer().send(
+            topic, value, key=key, partition=partition, timestamp_ms=timestamp_ms, headers=list(headers)
+        )
+        return cast(Awaitable[RecordMetadata], sent)
+
+
+class Transport(driver.Transport):
+    """The aiokafka transport with the two above."""
+
+    Consumer = Consumer
+    Producer = Producer

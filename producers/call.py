@@ -1,0 +1,127 @@
+"""From an engine's answer to a `ModelCall`: the hard checks, and nothing repaired. Pure.
+
+A failed check adds a code to `defects` and makes the call not trainable; ids, log-probabilities and spans stay what the engine
+reported (a log-probability that is none becomes NaN). The codes are in `DEFECTS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollstream.producers.engines.base import Answer, Finish, Identity, Ids, LabelSpan
+from rollstream.schemas.records import LogprobSemantics, Outcome, SamplingParams, VersionSpan
+
+DEFECTS = {
+    "token_count_mismatch": "ids, log-probabilities and the engine's own count are not equally many",
+    "logprob_missing": "an id has no log-probability",
+    "logprob_sentinel": "a log-probability is infinite or the engine's sign for none (-9999)",
+    "logprob_positive": "a log-probability is above 0, so it is none",
+    "span_gap": "the version spans leave out output tokens, or overlap",
+    "version_label": "a weight label is no policy version",
+    "version_unknown": "the engine did not say which weights sampled",
+    "prompt_mismatch": "the engine was conditioned on other ids than were rendered",
+    "vocabulary": "an id is outside the vocabulary",
+    "semantics_unknown": "it is not known which distribution the log-probabilities belong to",
+    "semantics_raw": "log-probabilities of the untempered distribution, while the temperature was not 1",
+    "truncated_prompt": "the prompt was cut to fit",
+    "not_completed": "the call ended neither by itself nor by its token limit",
+    "empty_output": "nothing was sampled",
+}
+"""Reason code → what it says."""
+
+_SENTINEL = -9999.0
+"""vLLM writes this number for a log-probability that is missing, NaN or infinite."""
+_POSITIVE = 1e-4
+"""Rounding may carry the log-probability of a sure token this far above 0 in float32."""
+_DEFAULT_LABEL = "default"
+"""vLLM's label before any weight update; it is policy version 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the checks say about an answer."""
+
+    defects: tuple[str, ...]
+    """Codes, in the order of `DEFECTS`; empty if the call may be trained on."""
+    logprobs: np.ndarray
+    """float32, one for each reported; NaN where there is none."""
+    spans: tuple[VersionSpan, ...]
+    """The spans with a policy version; the others are left out and named by a defect."""
+
+
+def judge(
+    answer: Answer, *, outcome: Outcome, prompt_ids: Ids, sampling: SamplingParams, identity: Identity
+) -> Verdict:
+    """Check an answer."""
+    ids, finish = answer.ids, answer.finish
+    logprobs, found = _read_logprobs(answer.logprobs)
+    spans, span_defects = read_spans(finish.spans if finish else (), len(ids))
+    found |= span_defects
+    counted = finish.output_tokens if finish else None
+    if len(logprobs) != len(ids) or (counted is not None and counted != len(ids)):
+        found.add("token_count_mismatch")
+    echoed = finish.prompt_ids if finish else None
+    if echoed is not None and not np.array_equal(echoed, prompt_ids):
+        found.add("prompt_mismatch")
+    vocabulary = identity.vocabulary_tokens or 2**32
+    if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
+        found.add("vocabulary")
+    if identity.semantics is LogprobSemantics.UNKNOWN:
+        found.add("semantics_unknown")
+    if identity.semantics is LogprobSemantics.RAW and sampling.temperature != 1.0:
+        found.add("semantics_raw")
+    if outcome not in (Outcome.COMPLETED, Outcome.LENGTH):
+        found.add("not_completed")
+    if not ids:
+        found.add("empty_output")
+    return Verdict(tuple(code for code in DEFECTS if code in found), logprobs, spans)
+
+
+def outcome_of(finish: Finish | None) -> Outcome:
+    """How the engine says the call ended."""
+    if finish is None or finish.reason in ("", "error"):
+        return Outcome.UPSTREAM_ERROR
+    if finish.reason == "abort":
+        return Outcome.ABORTED
+    return Outcome.LENGTH if finish.reason == "length" else Outcome.COMPLETED
+
+
+def read_spans(spans: Sequence[LabelSpan], output_tokens: int) -> tuple[tuple[VersionSpan, ...], set[str]]:
+    """Labels as policy versions, and what is wrong with them."""
+    found: set[str] = set()
+    read = []
+    at = 0
+    for span in spans:
+        if span.start != at or span.end < span.start:
+            found.add("span_gap")
+        at = span.end
+        label = "0" if span.label == _DEFAULT_LABEL else span.label
+        if label.isascii() and label.isdecimal():
+            read.append(VersionSpan(span.start, span.end, int(label)))
+        else:
+            found.add("version_label")
+    if not spans:
+        found.add("version_unknown")
+    elif at != output_tokens:
+        found.add("span_gap")
+    return tuple(read), found
+
+
+def _read_logprobs(values: Sequence[float | None]) -> tuple[np.ndarray, set[str]]:
+    logprobs = np.array([math.nan if value is None else value for value in values], dtype=np.float32)
+    found: set[str] = set()
+    if not len(logprobs):
+        return logprobs, found
+    if np.isnan(logprobs).any():
+        found.add("logprob_missing")
+    is_sentinel = (logprobs <= _SENTINEL) | np.isinf(logprobs)
+    if is_sentinel.any():
+        found.add("logprob_sentinel")
+        logprobs[is_sentinel] = math.nan
+    if (logprobs > _POSITIVE).any():
+        found.add("logprob_positive")
+    return logprobs, found

@@ -1,0 +1,236 @@
+"""What frames the calls of a rollout, without HTTP: its opening, environment events, its end, and new policies.
+
+Each record is acknowledged by Kafka before the answer. A client that got a retryable error sends the same again: equal
+`event_id`s are duplicates, and a repeated finish is written as it was first.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from rollstream.errors import BrokerError
+from rollstream.producers.base import Publisher, acknowledged
+from rollstream.producers.capability import Claims, mint_key
+from rollstream.producers.dialects.chat import RequestRefused
+from rollstream.producers.engines.base import Engine
+from rollstream.producers.gateway.metrics import GatewayMetrics
+from rollstream.producers.gateway.service import new_id
+from rollstream.producers.rollout_memory import MemoryOfRollouts
+from rollstream.schemas.records import (
+    EnvironmentEvent,
+    EventKind,
+    PolicyVersion,
+    RolloutOpened,
+    RolloutStatus,
+    Terminal,
+)
+from rollstream.schemas.topics import TERMINAL_TOPICS
+from rollstream.schemas.types import Json
+from rollstream.settings import GatewaySettings
+
+_NAME = re.compile(r"[A-Za-z0-9._:@=+-]{1,200}")
+"""What may stand in a path without being quoted."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedRollout:
+    """Where a harness finds its rollout."""
+
+    claims: Claims
+    """What its key says."""
+    path: str
+    """Path below the gateway's address, without the protocol's root."""
+    api_key: str
+    """Its key."""
+
+
+class RolloutService:
+    """Opens, feeds and closes rollouts."""
+
+    def __init__(
+        self,
+        gateway: GatewaySettings,
+        engine: Engine,
+        publisher: Publisher,
+        *,
+        memory: MemoryOfRollouts,
+        metrics: GatewayMetrics,
+        secret: bytes,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._settings = gateway
+        self._engine = engine
+        self._publisher = publisher
+        self._memory = memory
+        self._metrics = metrics
+        self._secret = secret
+        self._now_ms = now_ms
+
+    async def open(self, values: dict[str, Any]) -> OpenedRollout:
+        """Open a rollout attempt.
+
+        Raises: RequestRefused: a field is wrong. BrokerError: not acknowledged; send it again.
+        """
+        now_ms = self._now_ms()
+        rollout_id = _name(values, "rollout_id") or new_id("rollout", now_ms)
+        claims = Claims(
+            rollout_id=rollout_id,
+            attempt=_whole(values, "attempt", 0, 0),
+            group_id=_text(values, "group_id") or rollout_id,
+            group_size=_whole(values, "group_size", 1, 1),
+            task_id=_text(values, "task_id") or _refuse("task_id", values.get("task_id"), "a name of the task"),
+            policy=_text(values, "policy") or self._settings.policy,
+            opened_at_ms=now_ms,
+            expires_at_ms=now_ms + self._settings.key_ttl_s * 1000,
+        )
+        record = RolloutOpened(
+            rollout_id=claims.rollout_id,
+            attempt=claims.attempt,
+            group_id=claims.group_id,
+            group_size=claims.group_size,
+            task_id=claims.task_id,
+            opened_at_ms=now_ms,
+            task=_object(values, "task"),
+            policy=claims.policy,
+        )
+        await self._publisher.publish(record, timeout_s=self._settings.ack_timeout_s)
+        path = f"/r/{claims.rollout_id}/a/{claims.attempt}"
+        return OpenedRollout(claims, path, mint_key(claims, self._secret))
+
+    async def write_events(self, claims: Claims, values: Any) -> list[str]:
+        """Write one event or a list of them. Returns: their ids.
+
+        Raises: as `open`.
+        """
+        events = [self._event(claims, value) for value in (values if isinstance(values, list) else [values])]
+        for future in [self._publisher.submit(event) for event in events]:
+            await acknowledged(future, self._settings.ack_timeout_s)
+        self._metrics.events.inc(len(events))
+        return [event.event_id for event in events]
+
+    async def finish(self, claims: Claims, values: dict[str, Any]) -> None:
+        """Write the end of an attempt, last into each topic that a rollout is read from.
+
+        Raises: as `open`.
+        """
+        memory = self._memory.of(claims.rollout_id, claims.attempt)
+        terminal = Terminal(
+            rollout_id=claims.rollout_id,
+            attempt=claims.attempt,
+            group_id=claims.group_id,
+            group_size=claims.group_size,
+            task_id=claims.task_id,
+            status=RolloutStatus(_choice(values, "status", [status.value for status in RolloutStatus])),
+            finished_at_ms=self._now_ms(),
+            outcome=_object(values, "outcome"),
+            expected_calls=_whole(values, "expected_calls", None, 0),
+            expected_events=_whole(values, "expected_events", None, 0),
+        )
+        terminal = memory.terminal = memory.terminal or terminal
+        for future in [self._publisher.submit(terminal, noun=noun) for noun in TERMINAL_TOPICS]:
+            await acknowledged(future, self._settings.ack_timeout_s)
+
+    async def publish_policy(self, values: dict[str, Any]) -> PolicyVersion:
+        """Load weights into the engine, then tell everybody.
+
+        Raises: as `open`. ProviderError: the engine did not take them.
+        """
+        if not isinstance(values.get("version"), int):
+            _refuse("version", values.get("version"), "an integer")
+        record = PolicyVersion(
+            policy=_text(values, "policy") or self._settings.policy,
+            version=_whole(values, "version", 0, 0),
+            weights_ref=_text(values, "weights_ref")
+            or _refuse("weights_ref", values.get("weights_ref"), "where the weights are"),
+            published_at_ms=self._now_ms(),
+            weights_digest=_text(values, "weights_digest") or "",
+            parent_version=_whole(values, "parent_version", None, 0),
+            step=_whole(values, "step", None, 0),
+        )
+        await self._engine.load_policy(record.version, record.weights_ref)
+        self._metrics.version.set(record.version)
+        await self._publisher.publish(record, timeout_s=self._settings.ack_timeout_s)
+        return record
+
+    def _event(self, claims: Claims, values: Any) -> EnvironmentEvent:
+        if not isinstance(values, dict):
+            raise RequestRefused(f"an event is {type(values).__name__}, expected an object", param="event")
+        now_ms = self._now_ms()
+        reward, is_executable = values.get("reward"), values.get("is_executable")
+        if reward is not None and (isinstance(reward, bool) or not isinstance(reward, int | float)):
+            _refuse("reward", reward, "a number")
+        if is_executable is not None and not isinstance(is_executable, bool):
+            _refuse("is_executable", is_executable, "true or false")
+        return EnvironmentEvent(
+            event_id=_text(values, "event_id") or new_id("event", now_ms),
+            rollout_id=claims.rollout_id,
+            attempt=claims.attempt,
+            group_id=claims.group_id,
+            kind=EventKind(_choice(values, "kind", [kind.value for kind in EventKind])),
+            content=Json(orjson.dumps(values.get("content")).decode()),
+            at_ms=now_ms,
+            call_id=_text(values, "call_id"),
+            reward=None if reward is None else float(reward),
+            is_executable=is_executable,
+            state_key=_text(values, "state_key"),
+            content_ref=_text(values, "content_ref"),
+        )
+
+
+def unacknowledged(error: BrokerError) -> RequestRefused:
+    """503 for a record that is no call."""
+    return RequestRefused(
+        f"not acknowledged, send it again: {error}",
+        status=503,
+        kind="server_error",
+        code=error.reason,
+        retry_after_s=2,
+    )
+
+
+def _refuse(name: str, value: object, expected: str) -> Any:
+    raise RequestRefused(f"{name}={value!r}: expected {expected}", param=name)
+
+
+def _text(values: dict[str, Any], name: str) -> str | None:
+    value = values.get(name)
+    if value is not None and (not isinstance(value, str) or not value):
+        _refuse(name, value, "text")
+    return value
+
+
+def _name(values: dict[str, Any], name: str) -> str | None:
+    value = _text(values, name)
+    if value is not None and not _NAME.fullmatch(value):
+        _refuse(name, value, "up to 200 letters, digits and . _ : @ = + -")
+    return value
+
+
+def _whole(values: dict[str, Any], name: str, default: Any, low: int) -> Any:
+    value = values.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        _refuse(name, value, f"an integer of at least {low}")
+    return value
+
+
+def _object(values: dict[str, Any], name: str) -> Json:
+    value = values.get(name)
+    if value is not None and not isinstance(value, dict):
+        _refuse(name, value, "an object")
+    return Json(orjson.dumps(value or {}).decode())
+
+
+def _choice(values: dict[str, Any], name: str, known: list[str]) -> str:
+    value = values.get(name)
+    if value not in known:
+        near = difflib.get_close_matches(str(value), known, 1)
+        _refuse(name, value, f"one of {known}" + (f"; nearest is {near[0]!r}" if near else ""))
+    return str(value)

@@ -1,0 +1,38 @@
+"""How a process of ours talks to Kafka: the settings as librdkafka properties.
+
+Producers, sinks and trainers all start from `client_properties` and add what only they need. What a user gives under
+`kafka.properties` (security, for instance) wins over all of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollstream.schemas.topics import PARTITIONER
+from rollstream.settings import KafkaSettings
+
+
+def client_properties(kafka: KafkaSettings, *, client_id: str = "rollstream") -> dict[str, Any]:
+    """The librdkafka properties of any client."""
+    return {"bootstrap.servers": kafka.bootstrap, "client.id": client_id, **kafka.properties}
+
+
+def producer_properties(kafka: KafkaSettings, *, client_id: str = "rollstream", linger_ms: float = 2) -> dict[str, Any]:
+    """The librdkafka properties of a producer that loses, doubles and reorders nothing.
+
+    A message never expires in the queue: what was given to the producer stands in front of what comes later, however long
+    the broker is away. So an outcome that was not acknowledged in time still precedes the correction about it.
+
+    Args: linger_ms: how long a message waits for company; it is the floor of the acknowledgement's latency.
+    """
+    return {
+        "enable.idempotence": True,
+        "acks": "all",
+        "partitioner": PARTITIONER,
+        "linger.ms": linger_ms,
+        "message.timeout.ms": 0,  # librdkafka: 0 is infinite
+        "message.max.bytes": 8_000_000,  # a prompt of 200k tokens is 0.8 MB; the broker's own limit decides
+        "reconnect.backoff.max.ms": 1_000,
+        "compression.type": "none",  # packed ids of one call barely compress, and a batch is small
+        **client_properties(kafka, client_id=client_id),
+    }

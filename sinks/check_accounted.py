@@ -1,0 +1,192 @@
+"""Check 1: every call that was started is in a sample, masked with a reason, in a dead letter, or still open.
+
+Also that intent and outcome of a call say the same, that deliveries were heard, and that no identity stands for two
+contents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from rollstream.errors import SchemaError
+from rollstream.schemas.codec import Codec
+from rollstream.schemas.records import (
+    CallDelivery,
+    CallStarted,
+    DeadLetter,
+    Delivery,
+    Group,
+    GroupCredits,
+    GroupRewards,
+    GroupScores,
+    ModelCall,
+    Rollout,
+)
+from rollstream.sinks.view import Finding, View
+
+ACCOUNTED = "accounted"
+IDENTITY = "identity"
+
+_WORST_FIRST = (Delivery.NONE, Delivery.PARTIAL, Delivery.FULL, Delivery.UNKNOWN)
+
+
+@dataclass(slots=True)
+class Quarantine:
+    """What dead letters hold, by what it is."""
+
+    call_ids: set[str] = field(default_factory=set)
+    """Calls, also as parts of rollouts."""
+    rollouts: set[tuple[str, int]] = field(default_factory=set)
+    """Rollout attempts, also as members of groups."""
+    values: set[bytes] = field(default_factory=set)
+    """The bytes."""
+
+
+def quarantine(letters: Iterable[DeadLetter], codec: Codec) -> Quarantine:
+    """What the dead letters account for: what they name, and what their bytes say where these can be read."""
+    found = Quarantine()
+    for letter in letters:
+        found.values.add(letter.value)
+        if letter.call_id is not None:
+            found.call_ids.add(letter.call_id)
+        try:
+            record = codec.decode(letter.value)
+        except SchemaError:
+            continue
+        if isinstance(record, ModelCall | CallStarted | CallDelivery):
+            found.call_ids.add(record.call_id)
+        elif isinstance(record, Rollout):
+            found.rollouts.add((record.rollout_id, record.attempt))
+            found.call_ids.update(call.call_id for call in record.calls)
+            found.call_ids.update(record.lost_call_ids)
+        elif isinstance(record, Group | GroupScores | GroupRewards | GroupCredits):
+            group = record if isinstance(record, Group) else record.group
+            found.rollouts.update((member.rollout_id, member.attempt) for member in group.members)
+    return found
+
+
+def check_accounted(view: View, held: Quarantine) -> tuple[list[Finding], dict[str, str]]:
+    """Returns: findings, and the calls that are still open, with what they wait for."""
+    findings: list[Finding] = []
+    still_open: dict[str, str] = {}
+    evidence = view.evidence
+    used = {segment.call_id for sample in evidence.samples for segment in sample.segments}
+    masked = {call.call_id: call for built in evidence.built for call in built.masked}
+    started = {(start.call_id, start.rollout_id, start.attempt) for start in evidence.starts}
+    started |= {(call.call_id, call.rollout_id, call.attempt) for call in evidence.calls}
+    for call_id, rollout_id, attempt in sorted(started):
+        if call_id in used or call_id in masked or call_id in held.call_ids or (rollout_id, attempt) in held.rollouts:
+            continue
+        waits = _waits_for(view, call_id, rollout_id, attempt)
+        if waits is None:
+            findings.append(
+                Finding(
+                    ACCOUNTED,
+                    call_id,
+                    f"call of rollout {rollout_id!r} attempt {attempt} was started, its group {view.group_id!r} is built, and "
+                    "it is in no sample, not masked, and in no dead letter",
+                )
+            )
+        else:
+            still_open[call_id] = waits
+    known = {(call_id, rollout_id) for call_id, rollout_id, _ in started}
+    for call_id, call in masked.items():
+        if not call.reason:
+            findings.append(Finding(ACCOUNTED, call_id, "is masked without a reason"))
+        if (call_id, call.rollout_id) not in known:
+            message = f"is masked in rollout {call.rollout_id!r}, and no intent or outcome of it there is stored"
+            findings.append(Finding(ACCOUNTED, call_id, message))
+    findings += _intents(view)
+    findings += _deliveries(view, held)
+    return findings, still_open
+
+
+def check_identity(view: View, held: Quarantine, codec: Codec) -> list[Finding]:
+    """One content an identity; what join or group refused as a conflict does not count."""
+    kinds: tuple[tuple[str, Iterable[tuple[object, object]]], ...] = (
+        (
+            "model call",
+            (
+                ((call.call_id, call.call_attempt), replace(call, delivered=Delivery.UNKNOWN))
+                for call in view.evidence.calls
+                if codec.encode(call) not in held.values
+            ),
+        ),
+        (
+            "rollout",
+            (
+                ((row.rollout_id, row.attempt, row.pipeline_digest), row.digest)
+                for row in view.evidence.rollouts
+                if (row.rollout_id, row.attempt) not in held.rollouts
+            ),
+        ),
+        ("group", (((g.revision, g.pipeline_digest), g.digest) for g in view.evidence.groups)),
+        ("scores", (((s.group_revision, s.pipeline_digest), s.scores_digest) for s in view.evidence.scores)),
+        ("rewards", (((r.group_revision, r.pipeline_digest), r.rewards_digest) for r in view.evidence.rewards)),
+        ("credits", (((c.group_revision, c.pipeline_digest), c.credits_digest) for c in view.evidence.credits)),
+        ("sample", ((s.sample_id, s) for s in view.evidence.samples)),
+        ("built group", (((b.group_revision, b.pipeline_digest), b) for b in view.evidence.built)),
+    )
+    findings = []
+    for kind, pairs in kinds:
+        contents: dict[object, set[object]] = {}
+        for identity, content in pairs:
+            contents.setdefault(identity, set()).add(content)
+        for identity, several in contents.items():
+            if len(several) > 1:
+                message = f"{kind} {identity!r} of group {view.group_id!r} is stored with {len(several)} contents, expected 1"
+                findings.append(Finding(IDENTITY, str(identity), message))
+    return findings
+
+
+def _waits_for(view: View, call_id: str, rollout_id: str, attempt: int) -> str | None:
+    """What a call waits for; None if everything that could hold it is there."""
+    closed = [row for row in view.evidence.rollouts if (row.rollout_id, row.attempt) == (rollout_id, attempt)]
+    if not closed:
+        return "rollout"
+    if not any(call_id in {*(ref.call_id for ref in row.calls), *row.lost_call_ids} for row in closed):
+        return None
+    if not view.evidence.groups:
+        return "group"
+    return None if view.evidence.built else "samples"
+
+
+def _intents(view: View) -> Iterator[Finding]:
+    outcomes = {(call.call_id, call.call_attempt): call for call in view.evidence.calls}
+    for start in view.evidence.starts:
+        call = outcomes.get((start.call_id, start.call_attempt))
+        if call is None:
+            continue
+        pairs = {
+            "rollout_id": (start.rollout_id, call.rollout_id),
+            "attempt": (start.attempt, call.attempt),
+            "call_index": (start.call_index, call.call_index),
+            "prompt length": (start.prompt_length_tokens, call.prompt.length),
+            "prompt digest": (start.prompt_digest, call.prompt.digest),
+            "request digest": (start.request_digest, call.request_digest),
+        }
+        for name, (intent, outcome) in pairs.items():
+            if intent != outcome:
+                yield Finding(
+                    ACCOUNTED, call.call_id, f"{name} is {intent!r} in the intent and {outcome!r} in the outcome"
+                )
+
+
+def _deliveries(view: View, held: Quarantine) -> Iterator[Finding]:
+    worst: dict[tuple[str, int], Delivery] = {}
+    for correction in view.evidence.deliveries:
+        key = (correction.call_id, correction.call_attempt)
+        worst[key] = min(worst.get(key, Delivery.UNKNOWN), correction.delivered, key=_WORST_FIRST.index)
+    for row in view.evidence.rollouts:
+        for ref in row.calls:
+            told = worst.get((ref.call_id, ref.call_attempt), Delivery.UNKNOWN)
+            written = [c.delivered for c in view.calls.get(ref.call_id, ()) if c.call_attempt == ref.call_attempt]
+            expected = {min(told, delivered, key=_WORST_FIRST.index) for delivered in written}
+            if written and ref.delivered not in expected and ref.call_id not in held.call_ids:
+                yield Finding(
+                    ACCOUNTED,
+                    ref.call_id,
+                    f"delivered is {ref.delivered.value!r} in rollout {row.rollout_id!r}, and call and corrections say "
+                    f"{sorted(d.value for d in expected)}",
+                )

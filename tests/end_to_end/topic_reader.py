@@ -1,0 +1,34 @@
+"""Reads whole topics, for comparing what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from confluent_kafka import Consumer, TopicPartition
+
+from rollstream.kafka import client_properties
+from rollstream.schemas.topics import topics
+from rollstream.settings import KafkaSettings
+
+
+def read_topic(kafka: KafkaSettings, noun: str) -> Iterator[tuple[int, bytes]]:
+    """(partition, value) of every record that the topic holds now, in log order within a partition."""
+    consumer = Consumer(
+        {**client_properties(kafka), "group.id": "reader", "enable.partition.eof": False, "enable.auto.commit": False}
+    )
+    name = topics()[noun].name(kafka.prefix)
+    try:
+        ends = {}
+        for partition in consumer.list_topics(name, timeout=10).topics[name].partitions:
+            low, high = consumer.get_watermark_offsets(TopicPartition(name, partition), timeout=10)
+            if high > low:
+                ends[partition] = high
+        consumer.assign([TopicPartition(name, partition, 0) for partition in ends])
+        while ends:
+            for message in consumer.consume(1_000, timeout=1):
+                assert message.error() is None, message.error()
+                yield message.partition(), message.value()
+                if message.offset() + 1 >= ends.get(message.partition(), 1 << 62):
+                    del ends[message.partition()]
+    finally:
+        consumer.close()

@@ -1,0 +1,192 @@
+"""Sinks on Apache Kafka: processes that are killed at any moment, and stores that hold the whole log once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from prometheus_client import CollectorRegistry
+
+from rollstream.kafka import producer_properties
+from rollstream.process import ServiceProcess
+from rollstream.schemas.envelope import to_message
+from rollstream.schemas.records import RECORDS
+from rollstream.schemas.topics import topics
+from rollstream.settings import KafkaSettings, Settings, SinkSettings
+from rollstream.sinks.memory import MemorySink
+from rollstream.sinks.metrics import SinkMetrics
+from rollstream.sinks.objects import list_manifests, open_store, read_records
+from rollstream.sinks.run import consume
+from tests.unit.sinks.chain import CODEC, Log, make_log
+
+pytestmark = pytest.mark.kafka
+
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def log() -> Log:
+    return make_log()
+
+
+def _produce(kafka: KafkaSettings, log: Log) -> None:
+    """The whole log, every topic by key, as the parts before the sinks write it."""
+    producer = Producer(producer_properties(kafka))
+    for noun, records in log.records.items():
+        for record in records:
+            message = to_message(record, CODEC, prefix=kafka.prefix, source="/test", noun=noun)
+            producer.produce(message.topic, message.value, key=message.key, timestamp=message.timestamp_ms)
+    assert producer.flush(WAIT_S) == 0
+
+
+def _wait(condition: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"timed out waiting until {what}"
+        threading.Event().wait(0.1)
+
+
+def _sink(kafka: KafkaSettings, folder: Path, kind: str, url: str) -> ServiceProcess:
+    env = {
+        "ROLLSTREAM_KAFKA__BOOTSTRAP": kafka.bootstrap,
+        "ROLLSTREAM_KAFKA__PREFIX": kafka.prefix,
+        "ROLLSTREAM_KAFKA__SESSION_TIMEOUT_MS": "6000",
+        "ROLLSTREAM_SINK__CLICKHOUSE": url,
+        "ROLLSTREAM_SINK__OBJECTS": url,
+        "ROLLSTREAM_SINK__CHUNK_RECORDS": "5",
+        "ROLLSTREAM_SINK__MAX_AGE_S": "0.3",
+        "ROLLSTREAM_SINK__OBJECTS_MAX_AGE_S": "0.3",
+        "PYTHONPATH": os.getcwd(),
+    }
+    command = [sys.executable, "-m", "rollstream", "sink", kind]
+    return ServiceProcess("sink", command, log_file=folder / "sink.log", env=env, stop_timeout_s=30)
+
+
+@pytest.fixture
+def memory(kafka_settings: KafkaSettings) -> Iterator[tuple[MemorySink, SinkMetrics]]:
+    """A memory sink that reads in a thread."""
+    sink, stop, metrics = MemorySink(), threading.Event(), SinkMetrics(CollectorRegistry())
+    settings = Settings(kafka=kafka_settings, sink=SinkSettings(chunk_records=5, max_age_s=0.3))
+    thread = threading.Thread(target=consume, args=(settings, "memory", sink, stop, metrics))
+    thread.start()
+    yield sink, metrics
+    stop.set()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
+def test_loop_reads_every_topic_whole(
+    kafka_settings: KafkaSettings, memory: tuple[MemorySink, SinkMetrics], log: Log
+) -> None:
+    """All records of all topics and partitions, with no committed offset to start from."""
+    sink, metrics = memory
+    expected = sum(map(len, log.records.values()))
+
+    _produce(kafka_settings, log)
+    _wait(lambda: sum(map(len, sink.records.values())) == expected, "all records are read")
+
+    by_topic = {source.topic: 0 for source in sink.records}
+    for source, records in sink.records.items():
+        by_topic[source.topic] += len(records)
+    assert {topics()[n].name(kafka_settings.prefix): len(r) for n, r in log.records.items() if r} == by_topic
+    assert metrics.records._value.get() == expected
+    assert all(source.topic_id for source in sink.records)
+
+
+def test_clickhouse_sink_killed_at_any_moment_holds_everything_once(
+    kafka_settings: KafkaSettings, tmp_path: Path, log: Log
+) -> None:
+    """SIGKILL twice while it reads, then SIGTERM: the audit passes and every row is there once."""
+    url = f"chdb://{tmp_path}/clickhouse"
+    sink = _sink(kafka_settings, tmp_path, "clickhouse", url)
+    expected = {r.call_id for r in log.records["calls"] if type(r).__name__ == "CallStarted"}  # type: ignore[union-attr]
+
+    sink.start()
+    _produce(kafka_settings, log)
+    for wait_s in (2.5, 4.0):
+        threading.Event().wait(wait_s)
+        sink.kill()
+        sink.start()
+    _wait(lambda: _lag(kafka_settings, "clickhouse") == 0, "the sink has read everything")
+    sink.stop()
+
+    done = _rollstream(kafka_settings, "audit", "--json", "--store", url)
+    report = json.loads(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr + sink.log_text()
+    assert report["counts"]["calls started"] == len(expected)
+    assert report["counts"]["samples"] == len(
+        {r.sample_id for r in log.records["samples"] if hasattr(r, "sample_id")}
+    )
+
+
+def test_objects_sink_killed_at_any_moment_holds_everything_once(
+    kafka_settings: KafkaSettings, tmp_path: Path, log: Log
+) -> None:
+    """Manifests name each offset exactly once, without any query that removes doubles."""
+    sink = _sink(kafka_settings, tmp_path, "objects", str(tmp_path / "objects"))
+
+    sink.start()
+    _produce(kafka_settings, log)
+    for wait_s in (2.0, 3.0):
+        threading.Event().wait(wait_s)
+        sink.kill()
+        sink.start()
+    _wait(lambda: _lag(kafka_settings, "objects") == 0, "the sink has read everything")
+    sink.stop()
+
+    store = open_store(str(tmp_path / "objects"))
+    for record in RECORDS.values():
+        expected = [repr(r) for records in log.records.values() for r in records if type(r) is record]
+        assert sorted(expected) == sorted(map(repr, read_records(store, record)))
+    assert list_manifests(store)
+
+
+def test_folder_in_use_says_so(kafka_settings: KafkaSettings, tmp_path: Path) -> None:
+    """The embedded engine belongs to one process; the second one is told."""
+    url = f"chdb://{tmp_path}/clickhouse"
+    sink = _sink(kafka_settings, tmp_path, "clickhouse", url)
+    sink.start()
+    _wait(lambda: _is_assigned(kafka_settings, "clickhouse"), "the sink reads")
+
+    done = _rollstream(kafka_settings, "audit", "--store", url)
+    sink.stop()
+
+    assert done.returncode == 2
+    assert "belongs to one process at a time" in done.stderr
+
+
+def _rollstream(kafka: KafkaSettings, *arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "ROLLSTREAM_KAFKA__BOOTSTRAP": kafka.bootstrap, "PYTHONPATH": os.getcwd()}
+    command = [sys.executable, "-m", "rollstream", *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=WAIT_S)
+
+
+def _lag(kafka: KafkaSettings, kind: str) -> int:
+    """Records behind the offsets that the sink committed; commits only follow writes."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": f"{kafka.prefix}.sink.{kind}"})
+    names = {topic.name(kafka.prefix): topic.partitions(kafka.partitions) for topic in topics().values()}
+    partitions = [TopicPartition(name, p) for name, count in names.items() for p in range(count)]
+    lag = 0
+    for committed in consumer.committed(partitions, timeout=WAIT_S):
+        _, high = consumer.get_watermark_offsets(TopicPartition(committed.topic, committed.partition), timeout=WAIT_S)
+        lag += high - max(committed.offset, 0)
+    consumer.close()
+    return lag
+
+
+def _is_assigned(kafka: KafkaSettings, kind: str) -> bool:
+    from confluent_kafka.admin import AdminClient
+
+    group = f"{kafka.prefix}.sink.{kind}"
+    future = AdminClient({"bootstrap.servers": kafka.bootstrap}).describe_consumer_groups([group])[group]
+    return any(member.assignment.topic_partitions for member in future.result().members)

@@ -1,0 +1,73 @@
+"""Settings: defaults that run, and errors that say what to write instead."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollstream.errors import SettingsError
+from rollstream.settings import load_settings, setting_names
+
+
+def test_defaults_need_no_file_and_no_environment() -> None:
+    """Everything has a default."""
+    settings = load_settings(environ={})
+
+    assert settings.kafka.prefix == "rollstream"
+    assert settings.processor.stages[0] == "join"
+
+
+def test_environment_wins_over_the_file(tmp_path) -> None:
+    """A value of the environment replaces the file's, field by field."""
+    file = tmp_path / "settings.yaml"
+    file.write_text("kafka: {bootstrap: 'a:1', partitions: 3}\n")
+
+    settings = load_settings(file, {"ROLLSTREAM_KAFKA__BOOTSTRAP": "b:2"})
+
+    assert (settings.kafka.bootstrap, settings.kafka.partitions) == ("b:2", 3)
+
+
+def test_lists_and_mappings_are_read_from_the_environment() -> None:
+    """Flow-style YAML gives lists and mappings; everything else stays text."""
+    settings = load_settings(
+        environ={
+            "ROLLSTREAM_PROCESSOR__STAGES": "[join, group]",
+            "ROLLSTREAM_KAFKA__PROPERTIES": '{"security.protocol": "SSL"}',
+            "ROLLSTREAM_GATEWAY__KEY_SECRET": "123",
+        }
+    )
+
+    assert settings.processor.stages == ("join", "group")
+    assert settings.kafka.properties == {"security.protocol": "SSL"}
+    assert settings.gateway.key_secret == "123"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ROLLSTREAM_KAFKA__BOOTSTRP", "unknown setting 'kafka.bootstrp', nearest is 'kafka.bootstrap'"),
+        ("ROLLSTREAM_GATEWY__PORT", "unknown setting 'gatewy', nearest is 'gateway'"),
+        ("ROLLSTREAM_KAFKA__PARTITIONS", "setting kafka.partitions"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_what_to_write_instead(name: str, message: str) -> None:
+    """An unknown name tells the nearest known one; a wrong value tells the setting."""
+    with pytest.raises(SettingsError) as caught:
+        load_settings(environ={name: "x"})
+
+    assert message in str(caught.value)
+
+
+def test_a_settings_file_that_is_no_mapping_is_refused(tmp_path) -> None:
+    """A file with a list in it is named."""
+    file = tmp_path / "settings.yaml"
+    file.write_text("- a\n")
+
+    with pytest.raises(SettingsError, match="expected a mapping"):
+        load_settings(file, {})
+
+
+def test_every_setting_has_a_variable() -> None:
+    """The list of variables covers each part."""
+    names = set(setting_names())
+
+    assert {"ROLLSTREAM_KAFKA__BOOTSTRAP", "ROLLSTREAM_GATEWAY__PORT", "ROLLSTREAM_SINK__CLICKHOUSE"} <= names

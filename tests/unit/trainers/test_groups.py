@@ -1,0 +1,147 @@
+"""Groups: whole, once, in any interleaving; a position from anywhere loses and doubles none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollstream.errors import TrainerError
+from rollstream.schemas.records import GroupBuilt, Sample
+from rollstream.trainers.groups import REMEMBERED_GROUPS, GroupAssembler
+from tests.unit.trainers.samples import make_built, make_group, make_sample
+
+Records = list[Sample | GroupBuilt]
+
+
+def _read(assembler: GroupAssembler, records: Records, start: int = 0) -> list[str]:
+    """Read to the end, taking every group at once. Returns: their ids."""
+    found = []
+    for offset, record in enumerate(records):
+        if offset >= start:
+            complete = assembler.add(offset, record)
+            if complete is not None:
+                assembler.take(complete.item)
+                found.append(complete.built.group_id)
+    return found
+
+
+def test_group_is_complete_with_its_marker() -> None:
+    """Samples wait for the record that names them all."""
+    assembler = GroupAssembler(0)
+    records = make_group("g", 2)
+
+    found = [assembler.add(offset, record) for offset, record in enumerate(records)]
+
+    assert [None, None] == found[:2]
+    assert found[2] is not None
+    assert ("g-0", "g-1") == tuple(sample.sample_id for sample in found[2].samples)
+
+
+def test_samples_come_in_the_order_of_the_marker() -> None:
+    """The log may hold them in another one."""
+    assembler = GroupAssembler(0)
+    a, b, built = make_group("g", 2)
+
+    complete = [assembler.add(i, record) for i, record in enumerate([b, a, built])][-1]
+
+    assert complete is not None
+    assert complete.samples == (a, b)
+
+
+def test_group_that_stands_twice_comes_once() -> None:
+    """A builder that restarted writes the same group again."""
+    records = make_group("g") + make_group("h") + make_group("g")
+
+    assert ["g", "h"] == _read(GroupAssembler(0), records)
+
+
+def test_half_written_group_that_is_written_again_comes_once_and_whole() -> None:
+    """The first half is of a builder that died."""
+    whole = make_group("g", 3)
+    assembler = GroupAssembler(0)
+
+    assert ["g"] == _read(assembler, whole[:2] + whole)
+
+
+def test_group_of_two_pipelines_is_two_groups() -> None:
+    """The same rollouts, built by other rules."""
+    one = [make_sample("s", group_id="g"), make_built("g", ("s",))]
+    other = [make_sample("t", group_id="g", pipeline_digest="q"), make_built("g", ("t",), pipeline_digest="q")]
+
+    assert ["g", "g"] == _read(GroupAssembler(0), one + other)
+
+
+def test_cut_group_at_the_beginning_comes_without_samples() -> None:
+    """Retention may have taken some of its samples; it says so and is no error."""
+    records = make_group("g", 2)
+    assembler = GroupAssembler(0)
+
+    assembler.add(5, records[1])
+    complete = assembler.add(6, records[2])
+
+    assert complete is not None
+    assert complete.is_cut
+    assert complete.samples == ()
+
+
+def test_cut_group_after_a_position_is_an_error() -> None:
+    """A position of ours is never inside a group."""
+    records = make_group("g", 2)
+    assembler = GroupAssembler(3)
+    assembler.seek({"offset": 1, "done": []})
+    assembler.add(1, records[1])
+
+    with pytest.raises(TrainerError, match=r"partition 3 offset 2 names 2 samples, and 1 .* for instance 'g-0'"):
+        assembler.add(2, records[2])
+
+
+def test_position_waits_for_groups_that_were_not_taken() -> None:
+    """A group in a buffer is not trained on yet."""
+    assembler = GroupAssembler(0)
+    for offset, record in enumerate(make_group("g") + make_group("h")):
+        assembler.add(offset, record)
+
+    assert {"offset": 0, "done": []} == assembler.position()
+    assembler.take("g/0/p")
+    assert {"offset": 3, "done": ["g/0/p"]} == assembler.position()
+    assembler.take("h/0/p")
+    assert 6 == assembler.position()["offset"]
+
+
+def test_only_the_last_groups_are_remembered() -> None:
+    """The position stays small."""
+    assembler = GroupAssembler(0)
+
+    for number in range(REMEMBERED_GROUPS + 10):
+        assembler.take(f"g-{number}")
+
+    assert REMEMBERED_GROUPS == len(assembler.position()["done"])
+
+
+@given(
+    order=st.permutations([i for i in range(5) for _ in range(4)]),
+    stops=st.lists(st.integers(0, 40), max_size=4),
+    doubled=st.lists(st.integers(0, 4), max_size=3),
+)
+def test_each_group_comes_once_whatever_the_interleaving_and_restarts(
+    order: list[int], stops: list[int], doubled: list[int]
+) -> None:
+    """Five groups interleaved, some written twice, the trainer restarting from its checkpoint at any time."""
+    waiting = {i: make_group(f"g{i}", 3) for i in range(5)}
+    records: Records = [waiting[i].pop(0) for i in order]
+    for i in doubled:
+        records += make_group(f"g{i}", 3)
+    assembler = GroupAssembler(0)
+    trained: list[str] = []
+    checkpoint = json.dumps(assembler.position())
+    start = 0
+    for stop in [*sorted(stops), len(records)]:
+        trained += _read(assembler, records[:stop], start)
+        checkpoint = json.dumps(assembler.position())
+        assembler = GroupAssembler(0)
+        start = assembler.seek(json.loads(checkpoint))
+
+    assert sorted(f"g{i}" for i in range(5)) == sorted(trained)
