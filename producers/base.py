@@ -1,7 +1,7 @@
 """What a publisher is: the one way a record gets into Kafka.
 
-`submit` queues and returns at once, `publish` also waits for the broker's acknowledgement. Records submitted by one publisher under
-one key stand in the log in the order of the calls. A new publisher is one file here with these four methods; the contract
+`submit` queues and returns at once, `publish` also waits for the broker's acknowledgement. Records submitted by one publisher
+under one key stand in the log in the order of the calls. A new publisher is one file here with these four methods; the contract
 tests in `tests/unit/producers/test_publishers.py` hold for each.
 """
 

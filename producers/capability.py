@@ -1,7 +1,7 @@
 """Rollout keys: who holds one may write into one attempt of one rollout, until it expires.
 
-A key carries its claims, signed, so any replica of the gateway can check it without asking anybody. Nothing a client sends beside it
-(model name, headers, body) is trusted for identity.
+A key carries its claims, signed, so any replica of the gateway can check it without asking anybody. Nothing a client sends beside
+it (model name, headers, body) is trusted for identity.
 
 Form: `rs-<claims>.<signature>`, both base64url; the claims are a JSON list, the signature HMAC-SHA256 over them.
 """
@@ -78,7 +78,9 @@ def verify_key(key: str, secret: bytes, *, rollout_id: str, attempt: int, now_ms
             reason="other_rollout",
         )
     if now_ms >= claims.expires_at_ms:
-        raise KeyRefused("this rollout key has expired; raise gateway.key_ttl_s or open a new attempt", reason="expired")
+        raise KeyRefused(
+            "this rollout key has expired; raise gateway.key_ttl_s or open a new attempt", reason="expired"
+        )
     return claims
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -52,8 +53,8 @@ class RolloutClient:
     ) -> OpenRollout:
         """Open a rollout attempt.
 
-        Args: group_id: rollouts of one task that are compared; None puts the rollout into a group of its own. group_size: how many
-            the group shall have. task: what scorers may read. rollout_id: None makes one.
+        Args: group_id: rollouts of one task that are compared; None puts the rollout into a group of its own. group_size: how
+            many the group shall have. task: what scorers may read. rollout_id: None makes one.
 
         Raises: BrokerError: the gateway refused, or did not answer after several tries.
         """
@@ -99,7 +100,9 @@ class RolloutClient:
             problem = f"{answer.status_code}: {answer.text[:500]}"
             if answer.status_code not in _RETRYABLE:
                 raise BrokerError(f"the gateway refuses POST {url}: {problem}", reason="refused")
-        raise BrokerError(f"the gateway did not take POST {url} in {_TRIES} tries: {problem}", reason="not_acknowledged")
+        raise BrokerError(
+            f"the gateway did not take POST {url} in {_TRIES} tries: {problem}", reason="not_acknowledged"
+        )
 
     def close(self) -> None:
         """Close the connections."""
@@ -151,7 +154,7 @@ class OpenRollout:
         Raises: BrokerError: as `RolloutClient.post`.
         """
         body = {
-            "event_id": event_id or f"event-{uuid.uuid4().hex}",
+            "event_id": event_id,
             "kind": kind,
             "content": content,
             "reward": reward,
@@ -159,8 +162,20 @@ class OpenRollout:
             "is_executable": is_executable,
             "state_key": state_key,
         }
+        return self.events([body])[0]
+
+    def events(self, events: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Write several environment events at once, in order. Returns: their ids.
+
+        Args: events: the arguments of `event` by name; `kind` is required.
+
+        Raises: BrokerError: as `RolloutClient.post`.
+        """
+        body = [{**event, "event_id": event.get("event_id") or f"event-{uuid.uuid4().hex}"} for event in events]
+        if not body:
+            return []
         event_ids: list[str] = self._client.post(f"{self._url}/events", body, self.api_key)["event_ids"]
-        return event_ids[0]
+        return event_ids
 
     def finish(self, status: str = "succeeded", outcome: dict[str, Any] | None = None) -> None:
         """Close the rollout.

@@ -1,7 +1,7 @@
 """From sampled text to the assistant message a client sees: tool calls and thoughts taken out of the text.
 
-Only for showing: the record holds the ids. Arguments are the very characters that were sampled, never parsed and printed again, so
-that a client's echo renders to the same tokens. A parser is one function here and one line in `PARSERS`.
+Only for showing: the record holds the ids. Arguments are the very characters that were sampled, never parsed and printed again,
+so that a client's echo renders to the same tokens. A parser is one function here and one line in `PARSERS`.
 """
 
 from __future__ import annotations

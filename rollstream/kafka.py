@@ -6,8 +6,10 @@ Producers, sinks and trainers all start from `client_properties` and add what on
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+from rollstream.errors import BrokerError
 from rollstream.schemas.topics import PARTITIONER
 from rollstream.settings import KafkaSettings
 
@@ -17,7 +19,9 @@ def client_properties(kafka: KafkaSettings, *, client_id: str = "rollstream") ->
     return {"bootstrap.servers": kafka.bootstrap, "client.id": client_id, **kafka.properties}
 
 
-def producer_properties(kafka: KafkaSettings, *, client_id: str = "rollstream", linger_ms: float = 2) -> dict[str, Any]:
+def producer_properties(
+    kafka: KafkaSettings, *, client_id: str = "rollstream", linger_ms: float = 2
+) -> dict[str, Any]:
     """The librdkafka properties of a producer that loses, doubles and reorders nothing.
 
     A message never expires in the queue: what was given to the producer stands in front of what comes later, however long
@@ -36,3 +40,36 @@ def producer_properties(kafka: KafkaSettings, *, client_id: str = "rollstream", 
         "compression.type": "none",  # packed ids of one call barely compress, and a batch is small
         **client_properties(kafka, client_id=client_id),
     }
+
+
+def watermarks(consumer: Any, topic: str, partition: int, timeout_s: float) -> tuple[int, int]:
+    """First offset that the log holds, and the one after its last.
+
+    Right after a topic was made, or while a partition's leader moves, brokers answer that they are not the leader: asked
+    again until `timeout_s`.
+
+    Raises: BrokerError: no broker said it in time.
+    """
+    from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+    moving = (
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError._TRANSPORT,
+    )
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=timeout_s)
+        except KafkaException as error:
+            if error.args[0].code() not in moving or time.monotonic() > deadline_s:
+                raise BrokerError(
+                    f"cannot tell what {topic} partition {partition} holds: {error}; see whether the topic is there and its "
+                    "brokers are up",
+                    reason="broker_down",
+                ) from error
+            time.sleep(0.1)
+        else:
+            return int(low), int(high)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollstream.errors import BrokerError, SinkError
+from rollstream.kafka import watermarks
 from rollstream.sinks.base import Chunk, LogRecord, Sink, SinkBusy, Source
 from rollstream.sinks.chunks import Chunker
 from rollstream.sinks.metrics import SinkMetrics
@@ -23,7 +24,7 @@ _FETCH_RECORDS = 1_000
 _MAX_HELD_BYTES = 256 << 20
 _MAX_WAIT_S = 30.0
 _STOP_S = 10.0
-_WATERMARK_S = 30.0
+_BROKER_S = 30.0
 
 
 class SinkLoop:
@@ -111,7 +112,7 @@ class SinkLoop:
         self._pending_bytes = sum(chunk.size_bytes for batch in self._pending for chunk in batch)
 
     def _start_offset(self, consumer: Any, partition: Any, position: int) -> int:
-        low, high = consumer.get_watermark_offsets(partition, timeout=_WATERMARK_S)
+        low, high = watermarks(consumer, partition.topic, partition.partition, _BROKER_S)
         where = f"{partition.topic} partition {partition.partition}"
         if position > high:
             raise SinkError(
@@ -124,7 +125,7 @@ class SinkLoop:
                 "%s starts at offset %d, and %d was to be stored next: retention was faster", where, low, position
             )
             self._metrics.skipped.inc(low - position)
-        return max(position, int(low))
+        return max(position, low)
 
     def _take(self, message: Any) -> None:
         error = message.error()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, cast
 
 from rollstream.errors import BrokerError, TrainerError, boundary
-from rollstream.kafka import client_properties, producer_properties
+from rollstream.kafka import client_properties, producer_properties, watermarks
 from rollstream.schemas.codec import Codec
 from rollstream.schemas.envelope import to_message
 from rollstream.schemas.identity import digest_json
@@ -277,10 +277,7 @@ class SampleReader:
         return sorted(metadata.partitions)
 
     def _watermark(self, partition: int) -> tuple[int, int]:
-        from confluent_kafka import TopicPartition
-
-        low, high = self._consumer.get_watermark_offsets(TopicPartition(self._topic, partition), timeout=_BROKER_S)
-        return int(low), int(high)
+        return watermarks(self._consumer, self._topic, partition, _BROKER_S)
 
     def _assign(self, offsets: Mapping[int, int]) -> None:
         from confluent_kafka import TopicPartition

@@ -222,7 +222,7 @@ def _rescore(client: Any, out: Path) -> Rescored:
     sampled = [position for position, is_sampled in enumerate(mask) if is_sampled]
     # The least certain token: a nearly certain one would agree with any model.
     position = min(sampled, key=lambda at: logprobs[at])
-    version = next(v for start, end, v in versions if start <= position < end)
+    version = next(span["version"] for span in versions if span["start"] <= position < span["end"])
     model = AutoModelForCausalLM.from_pretrained(out / "weights" / str(version) if version else out / "model")
     with torch.no_grad():
         logits = model(torch.tensor([list(ids[:position])])).logits[0, -1].float()

@@ -12,15 +12,18 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-import httpx
 import torch
 from transformers import AutoModelForCausalLM
 
+from rollstream.producers import RolloutClient
 from rollstream.settings import load_settings
 from rollstream.trainers import SampleGroup, SampleReader
 from rollstream.trainers.collate import collate
 
 from . import grpo, recipe
+
+_GROUPS_WAIT_S = 20.0
+"""A step is taken with fewer groups after this long: what was skipped as stale is not played again."""
 
 
 @click.command()
@@ -40,27 +43,26 @@ def main(gateway: str, model: Path, weights: Path, steps: int, seed: int, shuffl
     settings = load_settings()
     with (
         SampleReader(settings.kafka, trainer="flight-desk", policy="default", max_staleness=recipe.MAX_STALENESS) as reader,
-        httpx.Client(base_url=gateway, timeout=60) as http,
+        RolloutClient(gateway) as rollouts,
         log.open("w", encoding="utf-8") as lines,
     ):
         for step in range(steps):
-            groups = reader.next_groups(recipe.GROUPS_PER_STEP, version=step)
+            groups = reader.next_groups(recipe.GROUPS_PER_STEP, _GROUPS_WAIT_S)
             began_s = time.monotonic()
             stats = _train(policy, optimizer, groups, order, shuffle_rewards)
             folder = weights / str(step + 1)
             policy.save_pretrained(folder)
-            http.post(
-                "/policies",
-                json={"version": step + 1, "weights_ref": str(folder), "parent_version": step, "step": step},
-            ).raise_for_status()
-            reader.record_step(step=step, version_before=step, version_after=step + 1, checkpoint=str(folder))
+            rollouts.publish_policy(step + 1, str(folder), parent_version=step, step=step)
+            reader.record_step(
+                step=step, version_before=step, version_after=step + 1, groups=groups, checkpoint=str(folder)
+            )
             line = {
                 "step": step,
                 "version": step + 1,
                 "groups": len(groups),
-                "trained_groups": sum(group.has_spread for group in groups),
+                "trained_groups": sum(group.built.has_spread for group in groups),
                 "samples": sum(len(group.samples) for group in groups),
-                "mean_reward": _mean([group.mean_reward for group in groups if group.mean_reward is not None]),
+                "mean_reward": _mean([group.built.mean_reward for group in groups if group.built.mean_reward is not None]),
                 "staleness": _mean([float(step - s.version_min) for group in groups for s in group.samples]),
                 "seconds": round(time.monotonic() - began_s, 3),
                 **asdict(stats),
@@ -76,7 +78,7 @@ def _train(
     order: torch.Generator,
     shuffle_rewards: bool,
 ) -> grpo.StepStats:
-    samples = [sample for group in groups if group.has_spread for sample in group.samples]
+    samples = [sample for group in groups if group.built.has_spread for sample in group.samples]
     if not samples:
         return grpo.StepStats()
     tensors = collate(samples)
@@ -98,6 +100,7 @@ def _train(
         minibatch_rows=recipe.MINIBATCH_ROWS,
         clip=grpo.Clip(recipe.CLIP_LOW, recipe.CLIP_HIGH),
         entropy=recipe.ENTROPY,
+        full_rate_rows=recipe.FULL_RATE_ROWS,
         generator=order,
     )
 

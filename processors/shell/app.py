@@ -22,6 +22,8 @@ class ProcessorApp(faust.App):
     """Who gets the records."""
     has_ended: asyncio.Event
     """Set when the process shall end."""
+    is_idempotent: bool
+    """Whether the producer is; the embedded broker refuses aiokafka's."""
 
     def _crash(self, reason: BaseException) -> None:
         super()._crash(reason)
@@ -60,7 +62,8 @@ def build_app(settings: Settings, shell: Shell, group: str) -> ProcessorApp:
         topic_allow_declare=False,
     )
     app.handler, app.has_ended = shell, asyncio.Event()
-    shell.fail = app._crash
+    app.is_idempotent = kafka.properties.get("enable.idempotence", "true").lower() == "true"
+    shell.on_failure = app._crash
     app.transport = Transport(app.conf.broker_consumer, app)
     app.producer_transport = Transport(app.conf.broker_producer, app)
     app.topics.add(app.topic(*shell.topic_of.values(), key_serializer="raw", value_serializer="raw"))

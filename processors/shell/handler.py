@@ -51,9 +51,9 @@ class Shell:
         """Counts since the start."""
         self.views: tuple[View, ...] = ()
         """What metrics tell of each partition; replaced whole, every second."""
-        self.fail: Callable[[BaseException], None] = _raise
+        self.on_failure: Callable[[BaseException], None] | None = None
         """Told why the process cannot go on; the app sets it."""
-        self.outbox = Outbox(lambda error: self.fail(error))
+        self.outbox = Outbox(self.fail)
         """What is sent."""
         self._settings = settings
         self._stages_for = stages_for
@@ -161,6 +161,12 @@ class Shell:
             if tp.partition in self._partitions:
                 self._committed.setdefault(tp.partition, {})[self._noun_of[tp.topic]] = offset
 
+    def fail(self, error: BaseException) -> None:
+        """End the process."""
+        if self.on_failure is None:
+            raise error
+        self.on_failure(error)
+
     def _tps(self, number: int) -> Iterator[tuple[str, TP]]:
         return ((noun, TP(topic, number)) for noun, topic in self.topic_of.items())
 
@@ -187,7 +193,3 @@ class Shell:
         self._works.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
-
-
-def _raise(error: BaseException) -> None:
-    raise error

@@ -156,7 +156,8 @@ class Partition:
         self._ledgers[noun].advance(position)
         self._caught_up_ms[noun] = caught_up_ms
         owner = self._owners.get(noun)
-        if owner is not None and not owner.is_open and position >= owner.gate_end:
+        # Both, since some brokers tell too low an end (Tansu, for a batch of several records).
+        if owner is not None and not owner.is_open and position >= owner.gate_end and caught_up_ms is not None:
             self._open(owner)
         self._settle()
 

@@ -163,7 +163,8 @@ def stream_events(
         deltas.append({"tool_calls": [{**head, "function": {"name": function["name"], "arguments": ""}}]})
         deltas.append({"tool_calls": [{"index": index, "function": {"arguments": function["arguments"]}}]})
     base = {"id": call_id, "object": "chat.completion.chunk", "created": created_s, "model": model}
-    ends = [(delta, None) for delta in deltas] + [({}, _finish(finish_reason, message))]
+    ends: list[tuple[dict[str, Any], str | None]] = [(delta, None) for delta in deltas]
+    ends.append(({}, _finish(finish_reason, message)))
     events = [_event({**base, "choices": [{"index": 0, "delta": d, "finish_reason": f}]}) for d, f in ends]
     if usage is not None:
         events.append(_event({**base, "choices": [], "usage": usage}))

@@ -1,12 +1,13 @@
 """What an inference engine is to the gateway: render messages to ids, sample from ids, parse ids to a message.
 
-Ids go in and ids come out: the prompt is known before sampling, and the sampled ids, their log-probabilities and the versions that
-sampled them come from one answer. An engine never repairs what it reports; the hard checks of `call.py` judge it.
+Ids go in and ids come out: the prompt is known before sampling, and the sampled ids, their log-probabilities and the versions
+that sampled them come from one answer. An engine never repairs what it reports; the hard checks of `call.py` judge it.
 Adding an engine: one file here with a class of this shape, and one branch in `make_engine`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -117,10 +118,12 @@ class Engine(Protocol):
     async def generate(self, prompt_ids: Ids, sampling: SamplingParams, request_id: str, answer: Answer) -> None:
         """Sample into `answer`, whose `finish` is set at the end. Cancelling cancels the engine's work."""
 
-    async def parse(self, conversation: Conversation, ids: Ids, prompt_ids: Ids, text: str, call_id: str) -> dict[str, Any]:
+    async def parse(
+        self, conversation: Conversation, ids: Sequence[int], prompt_ids: Ids, text: str, call_id: str
+    ) -> dict[str, Any]:
         """The assistant message in OpenAI's shape.
 
-        Args: text: the answer's; empty where the engine gives none. call_id: for the ids of tool calls.
+        Args: ids, text: the answer's; the text is empty where the engine gives none. call_id: for the ids of tool calls.
         """
 
     async def load_policy(self, version: int, weights_ref: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,10 +44,11 @@ class LocalEngine:
         """
         torch.set_num_threads(1)
         with boundary(ProviderError, f"load the model of {str(folder)!r}", reason="bad_model"):
-            self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
             self._model = transformers.AutoModelForCausalLM.from_pretrained(
                 folder, dtype=torch.float32, local_files_only=True
-            ).eval()
+            )
+            self._model.train(False)
             tokenizer_bytes = (folder / "tokenizer.json").read_bytes()
         self._backend = self._tokenizer.backend_tokenizer
         self._parse = PARSERS[parser]
@@ -112,7 +113,7 @@ class LocalEngine:
                 add_generation_prompt=True,
                 **conversation.template_kwargs,
             )
-        except Exception as cause:  # noqa: BLE001 - a template may raise anything over messages it does not know
+        except Exception as cause:
             raise ProviderError(f"the chat template refuses these messages: {cause}", reason="bad_request") from cause
         return np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
 
@@ -144,10 +145,10 @@ class LocalEngine:
         )
 
     async def parse(
-        self, conversation: Conversation, ids: Ids, prompt_ids: Ids, text: str, call_id: str
+        self, conversation: Conversation, ids: Sequence[int], prompt_ids: Ids, text: str, call_id: str
     ) -> dict[str, Any]:
         """As in `Engine`."""
-        decoded = self._backend.decode(ids.tolist(), skip_special_tokens=True)
+        decoded = self._backend.decode(list(ids), skip_special_tokens=True)
         return to_message(self._parse(decoded), f"call_{call_id}")
 
     async def load_policy(self, version: int, weights_ref: str) -> None:
@@ -203,7 +204,9 @@ class LocalEngine:
         problem = None
         try:
             with boundary(ProviderError, "sample from the local model", reason="engine_error"):
-                sample_batch(self._model, [job for job, _ in batch], end_ids=self._end_ids, decode=self._backend.decode)
+                sample_batch(
+                    self._model, [job for job, _ in batch], end_ids=self._end_ids, decode=self._backend.decode
+                )
         except ProviderError as error:
             problem = str(error)
         _wake_all([waiter for _, waiter in batch], self._version, problem)

@@ -1,6 +1,7 @@
 """Which distribution an engine's log-probabilities belong to, told from two answers. Pure.
 
-At half the temperature the distances between log-probabilities double, unless they are the model's own, which no temperature changes.
+At half the temperature the distances between log-probabilities double, unless they are the model's own, which no temperature
+changes.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Two paths, found out at the start. `scale-out` (vLLM started with `--enable-scale-out`): `/v1/chat/completions/render`, then
 `/inference/v1/generate`, then `/v1/chat/completions/derender` for the message, with the server's own tool and reasoning
-parsers. Where those routes are closed (403, 404): `/tokenize`, then `/v1/completions` with the ids, and our own parser. Either way
-the prompt goes in as ids, every sampling field is explicit, and log-probabilities are asked for. Requests are streamed, so
+parsers. Where those routes are closed (403, 404): `/tokenize`, then `/v1/completions` with the ids, and our own parser. Either
+way the prompt goes in as ids, every sampling field is explicit, and log-probabilities are asked for. Requests are streamed, so
 that closing the connection cancels them and what was sampled so far is there.
 
 Which distribution the log-probabilities belong to is a server flag that no answer tells: `_probe_semantics` finds it out.
@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 _CONNECT_S = 5.0
 _CLOSED = (403, 404, 405)
 """What vLLM answers on routes that are not served."""
-_PROBE_TEXT = "Encoding probe: don't panic, 3.14 \u4f60\u597d \U0001f642\n\t<tool_call>{\"a\": [1, 2]}</tool_call>"
+_PROBE_TEXT = 'Encoding probe: don\'t panic, 3.14 \u4f60\u597d \U0001f642\n\t<tool_call>{"a": [1, 2]}</tool_call>'
 _PROBE_CHAT = Conversation([{"role": "system", "content": "probe"}, {"role": "user", "content": "Say a word."}])
 _PROBE_LOGPROBS = 5
 
@@ -93,30 +93,28 @@ class VllmEngine:
 
     async def generate(self, prompt_ids: Ids, sampling: SamplingParams, request_id: str, answer: Answer) -> None:
         """As in `Engine`."""
-        async with asyncio.timeout(self._timeout_s) as deadline:
-            try:
+        path, body = self._request(prompt_ids, sampling, request_id)
+        try:
+            async with asyncio.timeout(self._timeout_s):
                 await self._is_open.wait()
-                path, body = self._request(prompt_ids, sampling, request_id)
-                async with aclosing(self._events(path, body)) as events:
+                async with self._answers(path), aclosing(self._events(path, body)) as events:
                     async for event in events:
                         self._take(event, answer)
-            except TimeoutError:
-                if not deadline.expired():
-                    raise
-                raise ProviderError(
-                    f"vLLM did not finish within {self._timeout_s:g} s; raise gateway.engine_timeout_s or lower max_tokens",
-                    reason="engine_error",
-                ) from None
+        except TimeoutError as error:
+            raise ProviderError(
+                f"vLLM did not finish within {self._timeout_s:g} s; raise gateway.engine_timeout_s or lower max_tokens",
+                reason="engine_error",
+            ) from error
         if answer.finish is None or not answer.finish.reason:
             raise ProviderError("vLLM ended the stream without a finish reason", reason="engine_error")
 
     async def parse(
-        self, conversation: Conversation, ids: Ids, prompt_ids: Ids, text: str, call_id: str
+        self, conversation: Conversation, ids: Sequence[int], prompt_ids: Ids, text: str, call_id: str
     ) -> dict[str, Any]:
         """As in `Engine`."""
         if not self._has_scale_out:
             return to_message(PARSERS[self._parser](text), f"call_{call_id}")
-        choice = {"index": 0, "finish_reason": "stop", "token_ids": ids.tolist()}
+        choice = {"index": 0, "finish_reason": "stop", "token_ids": list(ids)}
         body = {
             "model": self._model,
             "generate_response": {"request_id": call_id, "choices": [choice]},
@@ -235,7 +233,7 @@ class VllmEngine:
         )
 
     async def _events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-        async with self._answers(path), self._http.stream("POST", path, json=body) as response:
+        async with self._http.stream("POST", path, json=body) as response:
             if response.status_code != 200:
                 raise _refusal(path, response.status_code, await response.aread())
             async for line in response.aiter_lines():
@@ -288,7 +286,9 @@ class VllmEngine:
             render = await self._http.post("/v1/chat/completions/render", json=self._chat(_PROBE_CHAT))
         self._has_scale_out = render.status_code not in _CLOSED
         if not self._has_scale_out:
-            _log.warning("vLLM has no render and generate routes; start it with --enable-scale-out for exact versions")
+            _log.warning(
+                "vLLM has no render and generate routes; start it with --enable-scale-out for exact versions"
+            )
         probe_ids = await self.render(_PROBE_CHAT)
         body = {"model": self._model, "prompt": _PROBE_TEXT, "add_special_tokens": False}
         text_ids = (await self._post("/tokenize", body))["tokens"]

@@ -8,8 +8,8 @@
     POST /r/{rollout_id}/a/{attempt}/finish                 the rollout's end            the rollout's key
     GET  /health, /metrics, /stats
 
-The answer to a call starts only when the call is in Kafka. A stream that takes longer starts earlier and holds comment lines until
-then; an error after that is an event in the stream, never an end.
+The answer to a call starts only when the call is in Kafka. A stream that takes longer starts earlier and holds comment lines
+until then; an error after that is an event in the stream, never an end.
 """
 
 from __future__ import annotations

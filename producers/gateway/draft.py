@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import orjson
 
 from rollstream.producers.call import judge
@@ -154,5 +153,4 @@ def correction(call: ModelCall, delivered: Delivery, reason: str, now_ms: int) -
 
 def _packed(ids: list[int]) -> PackedIds:
     """Ids that an engine reported; what is no token id at all is left out, and `vocabulary` says so."""
-    array = np.array(ids, dtype=np.int64)
-    return pack_ids(array[(array >= 0) & (array <= 0xFFFFFFFF)])
+    return pack_ids([token for token in ids if 0 <= token <= 0xFFFFFFFF])

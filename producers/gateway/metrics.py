@@ -33,7 +33,10 @@ class GatewayMetrics:
             "rollstream_gateway_engine_seconds", "Time in the engine's generate.", buckets=_SECONDS, registry=registry
         )
         self.ack_seconds = Histogram(
-            "rollstream_gateway_ack_seconds", "Kafka's acknowledgement of an outcome.", buckets=_SECONDS, registry=registry
+            "rollstream_gateway_ack_seconds",
+            "Kafka's acknowledgement of an outcome.",
+            buckets=_SECONDS,
+            registry=registry,
         )
         self.refused = Counter(
             "rollstream_gateway_refused", "Error answers by HTTP status.", ["status"], registry=registry

@@ -20,8 +20,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from rollstream.errors import BrokerError, ProviderError
 from rollstream.producers.base import Publisher, acknowledged
 from rollstream.producers.call import outcome_of
@@ -124,10 +122,9 @@ class CallService:
         outcome, failure = await self._sample(draft, answer)
         message: dict[str, Any] = {}
         if failure is None and not draft.link.is_gone:
-            ids = np.array(answer.ids, dtype=np.int64)
             try:
                 message = await self._engine.parse(
-                    draft.chat.conversation, ids, draft.prompt_ids, answer.text, draft.call_id
+                    draft.chat.conversation, answer.ids, draft.prompt_ids, answer.text, draft.call_id
                 )
             except ProviderError as error:
                 failure = engine_refusal(error)

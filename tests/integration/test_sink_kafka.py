@@ -25,7 +25,7 @@ from rollstream.sinks.memory import MemorySink
 from rollstream.sinks.metrics import SinkMetrics
 from rollstream.sinks.objects import list_manifests, open_store, read_records
 from rollstream.sinks.run import consume
-from tests.unit.sinks.chain import CODEC, Log, make_log
+from tests.unit.sinks.chain import CODEC, ROOT, Log, make_log
 
 pytestmark = pytest.mark.kafka
 
@@ -54,20 +54,31 @@ def _wait(condition: Callable[[], bool], what: str) -> None:
         threading.Event().wait(0.1)
 
 
-def _sink(kafka: KafkaSettings, folder: Path, kind: str, url: str) -> ServiceProcess:
-    env = {
-        "ROLLSTREAM_KAFKA__BOOTSTRAP": kafka.bootstrap,
-        "ROLLSTREAM_KAFKA__PREFIX": kafka.prefix,
-        "ROLLSTREAM_KAFKA__SESSION_TIMEOUT_MS": "6000",
-        "ROLLSTREAM_SINK__CLICKHOUSE": url,
-        "ROLLSTREAM_SINK__OBJECTS": url,
-        "ROLLSTREAM_SINK__CHUNK_RECORDS": "5",
-        "ROLLSTREAM_SINK__MAX_AGE_S": "0.3",
-        "ROLLSTREAM_SINK__OBJECTS_MAX_AGE_S": "0.3",
-        "PYTHONPATH": os.getcwd(),
-    }
-    command = [sys.executable, "-m", "rollstream", "sink", kind]
-    return ServiceProcess("sink", command, log_file=folder / "sink.log", env=env, stop_timeout_s=30)
+@pytest.fixture
+def start_sink(kafka_settings: KafkaSettings, tmp_path: Path) -> Iterator[Callable[[str, str], ServiceProcess]]:
+    """Starts a sink process; ends it after the test."""
+    made: list[ServiceProcess] = []
+
+    def start(kind: str, url: str) -> ServiceProcess:
+        env = {
+            "ROLLSTREAM_KAFKA__BOOTSTRAP": kafka_settings.bootstrap,
+            "ROLLSTREAM_KAFKA__PREFIX": kafka_settings.prefix,
+            "ROLLSTREAM_KAFKA__SESSION_TIMEOUT_MS": "6000",
+            "ROLLSTREAM_SINK__CLICKHOUSE": url,
+            "ROLLSTREAM_SINK__OBJECTS": url,
+            "ROLLSTREAM_SINK__CHUNK_RECORDS": "5",
+            "ROLLSTREAM_SINK__MAX_AGE_S": "0.3",
+            "ROLLSTREAM_SINK__OBJECTS_MAX_AGE_S": "0.3",
+            "PYTHONPATH": str(ROOT),
+        }
+        command = [sys.executable, "-m", "rollstream", "sink", kind]
+        made.append(ServiceProcess("sink", command, log_file=tmp_path / "sink.log", env=env, stop_timeout_s=30))
+        made[0].start()
+        return made[0]
+
+    yield start
+    for process in made:
+        process.kill()
 
 
 @pytest.fixture
@@ -102,14 +113,13 @@ def test_loop_reads_every_topic_whole(
 
 
 def test_clickhouse_sink_killed_at_any_moment_holds_everything_once(
-    kafka_settings: KafkaSettings, tmp_path: Path, log: Log
+    kafka_settings: KafkaSettings, tmp_path: Path, log: Log, start_sink: Callable[[str, str], ServiceProcess]
 ) -> None:
     """SIGKILL twice while it reads, then SIGTERM: the audit passes and every row is there once."""
     url = f"chdb://{tmp_path}/clickhouse"
-    sink = _sink(kafka_settings, tmp_path, "clickhouse", url)
     expected = {r.call_id for r in log.records["calls"] if type(r).__name__ == "CallStarted"}  # type: ignore[union-attr]
 
-    sink.start()
+    sink = start_sink("clickhouse", url)
     _produce(kafka_settings, log)
     for wait_s in (2.5, 4.0):
         threading.Event().wait(wait_s)
@@ -128,12 +138,10 @@ def test_clickhouse_sink_killed_at_any_moment_holds_everything_once(
 
 
 def test_objects_sink_killed_at_any_moment_holds_everything_once(
-    kafka_settings: KafkaSettings, tmp_path: Path, log: Log
+    kafka_settings: KafkaSettings, tmp_path: Path, log: Log, start_sink: Callable[[str, str], ServiceProcess]
 ) -> None:
     """Manifests name each offset exactly once, without any query that removes doubles."""
-    sink = _sink(kafka_settings, tmp_path, "objects", str(tmp_path / "objects"))
-
-    sink.start()
+    sink = start_sink("objects", str(tmp_path / "objects"))
     _produce(kafka_settings, log)
     for wait_s in (2.0, 3.0):
         threading.Event().wait(wait_s)
@@ -149,11 +157,12 @@ def test_objects_sink_killed_at_any_moment_holds_everything_once(
     assert list_manifests(store)
 
 
-def test_folder_in_use_says_so(kafka_settings: KafkaSettings, tmp_path: Path) -> None:
+def test_folder_in_use_says_so(
+    kafka_settings: KafkaSettings, tmp_path: Path, start_sink: Callable[[str, str], ServiceProcess]
+) -> None:
     """The embedded engine belongs to one process; the second one is told."""
     url = f"chdb://{tmp_path}/clickhouse"
-    sink = _sink(kafka_settings, tmp_path, "clickhouse", url)
-    sink.start()
+    sink = start_sink("clickhouse", url)
     _wait(lambda: _is_assigned(kafka_settings, "clickhouse"), "the sink reads")
 
     done = _rollstream(kafka_settings, "audit", "--store", url)
@@ -164,7 +173,7 @@ def test_folder_in_use_says_so(kafka_settings: KafkaSettings, tmp_path: Path) ->
 
 
 def _rollstream(kafka: KafkaSettings, *arguments: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "ROLLSTREAM_KAFKA__BOOTSTRAP": kafka.bootstrap, "PYTHONPATH": os.getcwd()}
+    env = {**os.environ, "ROLLSTREAM_KAFKA__BOOTSTRAP": kafka.bootstrap, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "rollstream", *arguments]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=WAIT_S)
 

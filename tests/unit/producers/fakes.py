@@ -105,9 +105,9 @@ class FakeEngine:
         answer.finish = Finish(play.reason, spans, prompt_ids, len(answer.ids))
 
     async def parse(
-        self, conversation: Conversation, ids: Ids, prompt_ids: Ids, text: str, call_id: str
+        self, conversation: Conversation, ids: list[int], prompt_ids: Ids, text: str, call_id: str
     ) -> dict[str, Any]:
-        return {"role": "assistant", "content": "".join(VOCABULARY[i] for i in ids.tolist() if i != 2)}
+        return {"role": "assistant", "content": "".join(VOCABULARY[i] for i in ids if i != 2)}
 
     async def load_policy(self, version: int, weights_ref: str) -> None:
         self.loaded.append((version, weights_ref))
@@ -151,9 +151,7 @@ async def started_gateway(folder: Path, *plays: Play, **settings: Any) -> AsyncI
     """A gateway over the fake engine and the in-memory publisher, reached without a network."""
     engine, publisher, now = FakeEngine(*plays), MemoryPublisher(), [1_000_000]
     values: dict[str, Any] = {"key_secret": "s", "spool_dir": folder / "spool", "ack_timeout_s": 0.05, **settings}
-    gateway = Gateway(
-        GatewaySettings(**values), engine, lambda: publisher, keep_alive_s=0.02, now_ms=lambda: now[0]
-    )
+    gateway = Gateway(GatewaySettings(**values), engine, lambda: publisher, keep_alive_s=0.02, now_ms=lambda: now[0])
     await gateway.start()
     transport = httpx.ASGITransport(gateway.app)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:

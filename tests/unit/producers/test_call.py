@@ -24,7 +24,9 @@ def answered(ids: list[int], **changes: Any) -> Answer:
     return Answer(ids, logprobs, finish=finish)
 
 
-def defects(answer: Answer, *, temperature: float = 1.0, outcome: Outcome = Outcome.COMPLETED, **engine: Any) -> tuple[str, ...]:
+def defects(
+    answer: Answer, *, temperature: float = 1.0, outcome: Outcome = Outcome.COMPLETED, **engine: Any
+) -> tuple[str, ...]:
     """What the checks find."""
     sampling = SamplingParams(temperature, 1.0, -1, 16)
     return judge(answer, outcome=outcome, prompt_ids=P, sampling=sampling, identity=identity(**engine)).defects
@@ -86,7 +88,12 @@ def test_first_label_is_version_zero() -> None:
 
 @pytest.mark.parametrize(
     ("value", "code"),
-    [(-9999.0, "logprob_sentinel"), (-math.inf, "logprob_sentinel"), (None, "logprob_missing"), (math.nan, "logprob_missing")],
+    [
+        (-9999.0, "logprob_sentinel"),
+        (-math.inf, "logprob_sentinel"),
+        (None, "logprob_missing"),
+        (math.nan, "logprob_missing"),
+    ],
 )
 def test_c9_bad_logprob_keeps_its_place(value: float | None, code: str) -> None:
     """A log-probability that is none becomes NaN where it stood, and the call is not trainable."""

@@ -71,7 +71,11 @@ def test_text_parts_are_joined_and_arguments_stay_strings() -> None:
 
 def test_digest_ignores_how_the_answer_is_sent() -> None:
     """A retry without `stream` is the same request; another text is not."""
-    same = {parse(stream=True, stream_options={"include_usage": True}).digest, parse().digest, parse(stream=False).digest}
+    same = {
+        parse(stream=True, stream_options={"include_usage": True}).digest,
+        parse().digest,
+        parse(stream=False).digest,
+    }
 
     assert 1 == len(same)
     assert parse(messages=[{"role": "user", "content": "ho"}]).digest not in same

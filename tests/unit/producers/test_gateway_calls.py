@@ -50,7 +50,10 @@ async def test_call_is_answered_and_recorded_exactly(tmp_path: Path) -> None:
             answer.status_code, body["choices"][0]["message"]["content"], body["choices"][0]["finish_reason"], body["id"],
         )  # fmt: skip
         assert {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11} == body["usage"]
-        assert (list(PROMPT), [28, 2]) == (unpack_ids(call.prompt.suffix).tolist(), unpack_ids(call.output_ids).tolist())
+        assert (list(PROMPT), [28, 2]) == (
+            unpack_ids(call.prompt.suffix).tolist(),
+            unpack_ids(call.output_ids).tolist(),
+        )
         assert [-0.5, -0.5] == unpack_floats(call.output_logprobs).tolist()
         assert (True, (), Outcome.COMPLETED, "g-1", 0.7, 5) == (
             call.trainable, call.defects, call.outcome, call.group_id, call.sampling.temperature, call.sampling.seed,
@@ -314,9 +317,7 @@ async def test_prompts_of_a_conversation_are_written_as_what_they_add(tmp_path: 
         assert [request[0] for request in rig.engine.requests] == [prompts[call.call_id].tolist() for call in found]
 
 
-@pytest.mark.parametrize(
-    ("rollout", "key"), [("r-1", ""), ("r-1", "sk-x"), ("r-2", None), ("r-1/../r-2", None)]
-)
+@pytest.mark.parametrize(("rollout", "key"), [("r-1", ""), ("r-1", "sk-x"), ("r-2", None), ("r-1/../r-2", None)])
 async def test_wrong_key_is_a_401_in_openai_shape(tmp_path: Path, rollout: str, key: str | None) -> None:
     """No key, a foreign one, or another rollout's: the same answer that OpenAI gives, and nothing is recorded."""
     async with started_gateway(tmp_path) as rig:

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from rollstream.schemas.records import EnvironmentEvent, EventKind, PolicyVersion, RolloutOpened, RolloutStatus, Terminal
+from rollstream.schemas.records import (
+    EnvironmentEvent,
+    EventKind,
+    PolicyVersion,
+    RolloutOpened,
+    RolloutStatus,
+    Terminal,
+)
 from tests.unit.producers.fakes import Rig, started_gateway
 
 
@@ -49,7 +56,17 @@ async def test_event_is_recorded_as_given(tmp_path: Path) -> None:
 
         assert ({"event_ids": ["e-1"]}, 2) == (one.json(), len(set(two.json()["event_ids"])))
         wanted = EnvironmentEvent(
-            "e-1", "r-1", 0, "g-1", EventKind.TOOL_RESULT, "[1,null]", 1_000_000, "c-1", 1.0, False, "s"  # type: ignore[arg-type]
+            "e-1",
+            "r-1",
+            0,
+            "g-1",
+            EventKind.TOOL_RESULT,
+            "[1,null]",
+            1_000_000,
+            "c-1",
+            1.0,
+            False,
+            "s",  # type: ignore[arg-type]
         )
         assert wanted == rig.publisher.records[1]
 
@@ -65,9 +82,20 @@ async def test_end_stands_last_in_each_topic_in_order(tmp_path: Path) -> None:
             assert 200 == answer.status_code
 
         terminal = Terminal(
-            "r-1", 0, "g-1", 2, "t", RolloutStatus.SUCCEEDED, 5_000_000, '{"reward":1.0}', None, 3  # type: ignore[arg-type]
+            "r-1",
+            0,
+            "g-1",
+            2,
+            "t",
+            RolloutStatus.SUCCEEDED,
+            5_000_000,
+            '{"reward":1.0}',
+            None,
+            3,  # type: ignore[arg-type]
         )
-        assert [("calls", terminal), ("environment", terminal), ("terminals", terminal)] * 2 == rig.publisher.written[1:]
+        assert [("calls", terminal), ("environment", terminal), ("terminals", terminal)] * 2 == rig.publisher.written[
+            1:
+        ]
 
 
 @pytest.mark.parametrize("what", ["open", "event", "finish"])

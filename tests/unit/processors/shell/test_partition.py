@@ -58,7 +58,7 @@ def test_inputs_stay_held_until_the_broker_acknowledges() -> None:
     log = Log(lambda: [Join()])
     _write_rollout(log, "r1")
     log.start()
-    for noun in SOURCES:
+    for noun in ("rollouts", *SOURCES):
         log.read(noun)
     log.send(ack=False)
 
@@ -134,19 +134,20 @@ def test_gate_lets_go_once_the_own_output_was_read() -> None:
 
 
 def test_gate_opens_over_markers_at_the_end() -> None:
-    """The own output's end may lie behind the last record."""
+    """The own output's end may lie behind the last record; and it is the end only once the reader has found no more."""
     log = Log(lambda: [Join()])
     _write_rollout(log, "r1")
     partition = log.start()
-    partition = log.partition
-    partition.begin({}, {"rollouts": 1})
-    partition._hosted[0].is_open = False
+    partition.begin({}, {"rollouts": 2})
     for noun in SOURCES:
         log.read(noun)
 
-    partition.passed("rollouts", 1, None)
+    sent = []
+    for position, caught_up_ms in ((1, 5), (2, None), (2, 5)):
+        partition.passed("rollouts", position, caught_up_ms)
+        sent.append(len(partition.outbox))
 
-    assert len(partition.outbox) == 1
+    assert [0, 0, 1] == sent
 
 
 def test_own_output_is_held_until_its_inputs_are_committed() -> None:
@@ -171,7 +172,7 @@ def test_doubled_output_of_another_worker_finishes_the_item() -> None:
     log = Log(lambda: [Join()])
     _write_rollout(log, "r1")
     log.start()
-    for noun in SOURCES:
+    for noun in ("rollouts", *SOURCES):
         log.read(noun)
     log.send(ack=False)
     log.topics["rollouts"].append(log.topics["rollouts"][0].__class__(1, 1, b"g", log.values("rollouts")[0], ()))
@@ -188,7 +189,7 @@ def test_own_records_are_not_decoded_again() -> None:
     log = Log(lambda: [Join(), Gather()])
     _write_rollout(log, "r1")
     log.start()
-    for noun in SOURCES:
+    for noun in ("rollouts", *SOURCES):
         log.read(noun)
     sent = log.partition.outbox[0].record
 
@@ -202,7 +203,7 @@ def test_foreign_bytes_at_an_own_offset_are_decoded() -> None:
     log = Log(lambda: [Join(), Gather()])
     _write_rollout(log, "r1")
     log.start()
-    for noun in SOURCES:
+    for noun in ("rollouts", *SOURCES):
         log.read(noun)
     log.send()
     log.topics["rollouts"].clear()
@@ -325,7 +326,7 @@ def test_revoked_partition_ignores_what_comes_back() -> None:
     log = Log(lambda: [Join()])
     _write_rollout(log, "r1")
     log.start()
-    for noun in SOURCES:
+    for noun in ("rollouts", *SOURCES):
         log.read(noun)
     log.send(ack=False)
 
@@ -418,12 +419,10 @@ def test_work_waits_behind_the_gate() -> None:
     log.write("rollouts", _rollout_of("r1"))
     log.topics["groups"] = []
     log.start()
-    log.partition.begin({}, {"groups": 1})
-    log.partition._hosted[0].is_open = False
     log.read("rollouts")
     before = len(log.partition.work)
 
-    log.partition.passed("groups", 1, None)
+    log.read("groups")
 
     assert (0, 1) == (before, len(log.partition.work))
 

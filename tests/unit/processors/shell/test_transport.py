@@ -1,0 +1,171 @@
+"""Faust's and aiokafka's private parts that the transport stands on: this fails when one of them moves."""
+
+from __future__ import annotations
+
+import inspect
+from importlib.metadata import version
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.consumer.fetcher import Fetcher as AiokafkaFetcher
+from aiokafka.consumer.group_coordinator import BaseCoordinator, GroupCoordinator
+from aiokafka.consumer.subscription_state import Assignment, SubscriptionState, TopicPartitionState
+from faust.app import App
+from faust.tables.recovery import Recovery
+from faust.transport.consumer import Consumer as FaustConsumer
+from faust.transport.consumer import Fetcher
+from faust.transport.drivers import aiokafka as driver
+from faust.types import TP
+
+from rollstream.processors.shell.transport import Consumer, ConsumerThread, End, Fetched, Producer, Transport
+
+
+@pytest.mark.parametrize(("package", "pinned"), [("faust-streaming", "0.15.3"), ("aiokafka", "0.14.0")])
+def test_pins_are_those_that_were_read(package: str, pinned: str) -> None:
+    """Another version may have moved what is replaced here: read `transport.py` against it, then move the pin."""
+    assert pinned == version(package)
+
+
+@pytest.mark.parametrize(
+    ("function", "parameters"),
+    [
+        (FaustConsumer._drain_messages, ["self", "fetcher"]),
+        (FaustConsumer.force_commit, ["self", "topics", "start_new_transaction"]),
+        (FaustConsumer.verify_all_partitions_active, ["self"]),
+        (FaustConsumer._get_active_partitions, ["self"]),
+        (driver.Consumer._new_consumer_thread, ["self"]),
+        (driver.AIOKafkaConsumerThread.__post_init__, ["self"]),
+        (driver.AIOKafkaConsumerThread._create_worker_consumer, ["self", "transport"]),
+        (driver.AIOKafkaConsumerThread._fetch_records, ["self", "consumer", "active_partitions", "timeout", "max_records"]),
+        (driver.AIOKafkaConsumerThread._commit, ["self", "offsets"]),
+        (driver.AIOKafkaConsumerThread._ensure_consumer, ["self"]),
+        (driver.Producer._settings_extra, ["self"]),
+        (driver.Producer._ensure_producer, ["self"]),
+        (Recovery._resume_streams, ["self", "generation_id"]),
+        (App._on_partitions_revoked, ["self", "revoked"]),
+        (App._on_partitions_assigned, ["self", "assigned", "generation_id"]),
+        (App._crash, ["self", "reason"]),
+        (AiokafkaFetcher.fetched_records, ["self", "partitions", "timeout", "max_records"]),
+    ],
+)  # fmt: skip
+def test_replaced_and_called_functions_keep_their_parameters(function: Any, parameters: list[str]) -> None:
+    """What is overridden or called exists, with these parameters."""
+    assert parameters == list(inspect.signature(function).parameters)
+
+
+def test_faust_still_drains_and_commits_through_what_is_replaced() -> None:
+    """An override that nobody calls any more would hand out nothing, or let Faust commit its own offsets."""
+    assert "consumer._drain_messages(self)" in inspect.getsource(Fetcher._fetcher.fun)
+    assert "self.force_commit(" in inspect.getsource(FaustConsumer.commit)
+    assert "stream_wait_empty" in inspect.getsource(FaustConsumer.on_stop)
+    assert "self.commit()" in inspect.getsource(FaustConsumer._commit_handler.fun)
+    assert "verify_all_partitions_active()" in inspect.getsource(FaustConsumer._commit_livelock_detector.fun)
+
+
+def test_faust_seeks_before_it_lets_records_flow() -> None:
+    """Records dropped in a rebalance are read again only because of this order."""
+    source = inspect.getsource(Recovery._resume_streams)
+
+    assert -1 < source.index("perform_seek()") < source.index("consumer.resume_flow()")
+    assert "consumer.stop_flow" in inspect.getsource(App._on_partitions_revoked)
+
+
+def test_generation_is_known_before_the_app_hears_of_an_assignment() -> None:
+    """The generation that fetched records carry is compared with this one."""
+    source = inspect.getsource(driver.ConsumerRebalanceListener.on_partitions_assigned)
+
+    assert (
+        -1 < source.index("app.consumer_generation_id = generation") < source.index("thread.on_partitions_assigned(")
+    )
+
+
+@pytest.mark.parametrize(
+    ("owner", "names"),
+    [
+        (AIOKafkaConsumer, ["_fetch_max_wait_ms", "_max_poll_records", "_coordinator", "_fetcher"]),
+        (AiokafkaFetcher, ["_subscriptions"]),
+        (GroupCoordinator, ["generation"]),
+        (TopicPartitionState, ["highwater", "timestamp"]),
+    ],
+)
+def test_private_attributes_are_still_set(owner: type, names: list[str]) -> None:
+    """Attributes read from aiokafka's objects are assigned in their constructors."""
+    source = inspect.getsource(owner.__init__)  # type: ignore[misc]
+
+    assert [name for name in names if f"self.{name} = " not in source] == []
+
+
+def test_private_properties_are_still_there() -> None:
+    """Properties and methods read from aiokafka's objects."""
+    assert all(hasattr(Assignment, name) for name in ("active", "tps", "state_value"))
+    assert all(hasattr(TopicPartitionState, name) for name in ("position", "has_valid_position"))
+    assert all(hasattr(SubscriptionState, name) for name in ("subscription",))
+    assert "_fetch_max_wait_ms" in inspect.getsource(AIOKafkaConsumer.start)
+    assert issubclass(GroupCoordinator, BaseCoordinator)
+    assert {"partition", "timestamp_ms", "headers"} <= set(inspect.signature(AIOKafkaProducer.send).parameters)
+
+
+def test_transport_uses_our_consumer_and_an_idempotent_producer() -> None:
+    """Outputs of several records keep their order, and a retried request doubles none."""
+    settings = Producer._settings_extra(SimpleNamespace(app=SimpleNamespace(is_idempotent=True)))  # type: ignore[arg-type]
+
+    assert (Transport.Consumer, Transport.Producer) == (Consumer, Producer)
+    assert settings == {"acks": "all", "enable_idempotence": True}
+
+
+class _FakeConsumer:
+    """The parts of aiokafka's consumer that an answer is made of."""
+
+    def __init__(self, *, position: int, highwater: int | None, answer_ms: int) -> None:
+        self.state = SimpleNamespace(
+            position=position, highwater=highwater, timestamp=answer_ms, has_valid_position=True
+        )
+        assignment = SimpleNamespace(active=True, tps=[("t", 0)], state_value=lambda _tp: self.state)
+        subscriptions = SimpleNamespace(subscription=SimpleNamespace(assignment=assignment))
+        self._fetcher = SimpleNamespace(_subscriptions=subscriptions)
+        self._coordinator = SimpleNamespace(generation=3)
+        self._max_poll_records = 10
+        self.sought: list[tuple[Any, int]] = []
+
+    def seek(self, tp: Any, offset: int) -> None:
+        self.sought.append((tp, offset))
+
+
+def _thread(*, flow_active: bool, records: dict[Any, list[Any]]) -> Any:
+    async def fetch(*_args: Any, **_: Any) -> dict[Any, list[Any]]:
+        return records
+
+    consumer = SimpleNamespace(flow_active=flow_active)
+    thread = SimpleNamespace(consumer=consumer, _fetch_records=fetch, _answered={})
+    thread._ends = lambda c: ConsumerThread._ends(thread, c)  # type: ignore[arg-type]
+    return thread
+
+
+async def test_records_that_nobody_can_take_are_handed_back() -> None:
+    """A fetch that returns during a rebalance must not move the position: without a commit no seek would undo it."""
+    consumer = _FakeConsumer(position=9, highwater=9, answer_ms=1)
+    thread = _thread(flow_active=False, records={("t", 0): [SimpleNamespace(offset=7), SimpleNamespace(offset=8)]})
+
+    fetched = await ConsumerThread._fetch(thread, consumer, set())
+
+    assert fetched == Fetched(3)
+    assert consumer.sought == [(("t", 0), 7)]
+
+
+async def test_end_is_proven_only_by_an_answer_after_the_first() -> None:
+    """A worker that was frozen reads an old answer first; what that tells was true before the one received last."""
+    consumer = _FakeConsumer(position=9, highwater=9, answer_ms=100)
+    thread = _thread(flow_active=True, records={})
+    first = await ConsumerThread._fetch(thread, consumer, set())
+    consumer.state.timestamp = 250
+    second = await ConsumerThread._fetch(thread, consumer, set())
+    same_answer = await ConsumerThread._fetch(thread, consumer, set())
+    consumer.state.highwater = 12
+
+    behind = await ConsumerThread._fetch(thread, consumer, set())
+
+    assert [End(9, None), End(9, 100), End(9, 100), End(9, None, 3)] == [
+        fetched.ends[TP("t", 0)] for fetched in (first, second, same_answer, behind)
+    ]

@@ -1,0 +1,316 @@
+"""The vLLM engine over recorded answers; over a real server: `tests/end_to_end/test_vllm_call.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from rollstream.errors import ProviderError
+from rollstream.producers.engines.base import Answer, Conversation, LabelSpan
+from rollstream.producers.engines.vllm import VllmEngine
+from rollstream.schemas.records import LogprobSemantics, SamplingParams
+from rollstream.settings import GatewaySettings
+
+TALK = Conversation([{"role": "user", "content": "What is 2 + 2?"}])
+PROMPT = [1, 87, 287, 201]
+PARAMS = SamplingParams(0.7, 1.0, -1, 4, 1, ("x",))
+
+
+def item(token: int, logprob: float) -> dict[str, Any]:
+    return {
+        "token_id": token,
+        "logprob": logprob,
+        "rank": 1,
+        "top_logprobs": [{"token_id": token, "logprob": logprob}],
+    }
+
+
+def event(*ids: int, reason: str | None = None, spans: Any = None, **more: Any) -> dict[str, Any]:
+    content = {"content": [item(token, -6.25) for token in ids]}
+    choice = {
+        "index": 0,
+        "finish_reason": reason,
+        "token_ids": list(ids),
+        "weight_versions": spans,
+        "logprobs": content,
+    }
+    return {"request_id": "generate-tokens-x", "usage": None, "choices": [choice], **more}
+
+
+USAGE = {"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7}}
+STREAM = [
+    event(374, prompt_token_ids=PROMPT),
+    event(129),
+    event(
+        187,
+        reason="length",
+        spans=[{"version": "default", "start": 0, "end": 2}, {"version": "8", "start": 2, "end": 3}],
+    ),
+    USAGE,
+]
+
+
+class FakeVllm:
+    """Answers as vLLM 0.32 does; `has_scale_out` False closes its render and generate routes."""
+
+    def __init__(self) -> None:
+        self.has_scale_out = True
+        self.is_raw = False
+        self.stream: list[Any] = STREAM
+        self.status = 200
+        self.error: dict[str, Any] | None = None
+        self.fails_at = ""
+        self.requests: list[tuple[str, Any]] = []
+        self.hangs = False
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        path, body = request.url.path, json.loads(request.content or b"null")
+        self.requests.append((path, body))
+        if path == self.fails_at:
+            return httpx.Response(500, json={"error": {"message": "no", "code": 500}})
+        if path in ("/v1/chat/completions/render", "/v1/chat/completions/derender", "/inference/v1/generate"):
+            if not self.has_scale_out:
+                return httpx.Response(403, json={"error": {"message": "closed", "code": 403}})
+        answers: dict[str, Any] = {
+            "/version": {"version": "0.32.0"},
+            "/v1/models": {"data": [{"id": "policy", "max_model_len": 2048}]},
+            "/v1/chat/completions/render": {"token_ids": PROMPT},
+            "/tokenize": {"tokens": PROMPT},
+            "/v1/chat/completions/derender": {"choices": [{"message": self.message(), "finish_reason": "stop"}]},
+        }
+        if path in answers:
+            return httpx.Response(200, json=answers[path])
+        if path in ("/inference/v1/generate", "/v1/completions"):
+            return self.sample(path, body)
+        return httpx.Response(
+            200
+            if path in ("/health", "/pause", "/resume", "/collective_rpc") or "weight" in path or "reset" in path
+            else 404,
+            json={},
+        )
+
+    def message(self) -> dict[str, Any]:
+        call = {"id": "random", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+        return {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [call], "refusal": None}
+
+    def sample(self, path: str, body: Any) -> httpx.Response:
+        if not body["stream"]:
+            temperature = body.get("sampling_params", body)["temperature"]
+            top = {1: -1.0, 2: -2.0} if self.is_raw or temperature == 1.0 else {1: -0.5, 2: -2.5}
+            table = [{"token_id": token, "logprob": value} for token, value in top.items()]
+            if path == "/v1/completions":
+                logprobs: Any = {"token_logprobs": [-1.0], "top_logprobs": [{str(t): v for t, v in top.items()}]}
+            else:
+                logprobs = {"content": [{"token_id": 1, "logprob": -1.0, "top_logprobs": table}]}
+            return httpx.Response(200, json={"choices": [{"token_ids": [1], "logprobs": logprobs}]})
+        if self.error is not None:
+            return httpx.Response(self.status, json=self.error)
+
+        async def lines() -> AsyncIterator[bytes]:
+            for part in self.stream:
+                if part is Ellipsis:
+                    await asyncio.Event().wait()
+                if isinstance(part, Exception):
+                    raise part
+                yield b"data: " + json.dumps(part).encode() + b"\n\n"
+            yield b"data: [DONE]\n\n"
+
+        return httpx.Response(self.status, content=lines())
+
+
+@pytest.fixture
+def server() -> FakeVllm:
+    return FakeVllm()
+
+
+@pytest.fixture
+async def engine(server: FakeVllm) -> AsyncIterator[VllmEngine]:
+    settings = GatewaySettings(engine_url="http://vllm", engine_admin_url="http://vllm", engine_timeout_s=0.5)
+    engine = VllmEngine(settings, transport=httpx.MockTransport(server))
+    yield engine
+    await engine.close()
+
+
+async def ask(engine: VllmEngine) -> Answer:
+    answer = Answer()
+    await engine.generate(np.array(PROMPT, dtype=np.uint32), PARAMS, "call-1-0", answer)
+    return answer
+
+
+async def test_answer_is_gathered_from_the_stream(engine: VllmEngine, server: FakeVllm) -> None:
+    """Ids and log-probabilities of every chunk, the echo of the first, the spans of the last, the count of the usage."""
+    await engine.start()
+
+    answer = await ask(engine)
+
+    assert ([374, 129, 187], [-6.25] * 3) == (answer.ids, answer.logprobs)
+    assert answer.finish is not None
+    assert ("length", PROMPT, 3) == (
+        answer.finish.reason,
+        answer.finish.prompt_ids.tolist(),
+        answer.finish.output_tokens,
+    )  # type: ignore[union-attr]
+    assert (LabelSpan(0, 2, "default"), LabelSpan(2, 3, "8")) == answer.finish.spans
+    assert 8 == engine.version
+
+
+async def test_every_sampling_field_is_named(engine: VllmEngine, server: FakeVllm) -> None:
+    """A server's own defaults decide nothing."""
+    await engine.start()
+    await ask(engine)
+
+    path, body = server.requests[-1]
+    assert ("/inference/v1/generate", "call-1-0", True, PROMPT) == (
+        path, body["request_id"], body["return_token_ids"], body["token_ids"],
+    )  # fmt: skip
+    assert {
+        "n": 1, "temperature": 0.7, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "max_tokens": 4, "seed": 1, "stop": ["x"],
+        "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "logprobs": 0,
+    } == body["sampling_params"]  # fmt: skip
+
+
+async def test_fallback_samples_from_ids_as_well(engine: VllmEngine, server: FakeVllm) -> None:
+    """Without the exact routes: ids from /tokenize, tokens from /v1/completions, and no version unless one is told."""
+    server.has_scale_out = False
+    choice = {
+        "token_ids": [7, 2],
+        "text": "ok",
+        "prompt_token_ids": PROMPT,
+        "logprobs": {"token_logprobs": [-0.5, None]},
+    }
+    server.stream = [
+        {"choices": [choice]},
+        {"choices": [{"token_ids": [], "text": "", "finish_reason": "stop"}]},
+        USAGE,
+    ]
+    await engine.start()
+    ids = await engine.render(TALK)
+
+    answer = await ask(engine)
+    message = await engine.parse(TALK, answer.ids, ids, answer.text, "call-1")
+
+    assert (PROMPT, [7, 2], [-0.5, None], ()) == (ids.tolist(), answer.ids, answer.logprobs, answer.finish.spans)  # type: ignore[union-attr]
+    assert {"role": "assistant", "content": "ok"} == message
+    assert PROMPT == server.requests[-1][1]["prompt"]
+
+
+async def test_message_is_the_servers_with_ids_that_a_replay_gives_again(engine: VllmEngine) -> None:
+    """Derender makes random ids of tool calls; the record must not depend on them."""
+    await engine.start()
+
+    message = await engine.parse(TALK, [7, 2], np.array(PROMPT, dtype=np.uint32), "", "call-1")
+
+    assert {
+        "role": "assistant", "content": None, "reasoning_content": "hm",
+        "tool_calls": [{"id": "call_call-1-0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}],
+    } == message  # fmt: skip
+
+
+@pytest.mark.parametrize(("is_raw", "found"), [(False, LogprobSemantics.PROCESSED), (True, LogprobSemantics.RAW)])
+@pytest.mark.parametrize("has_scale_out", [True, False])
+async def test_semantics_are_probed_at_the_start(
+    engine: VllmEngine, server: FakeVllm, is_raw: bool, has_scale_out: bool, found: LogprobSemantics
+) -> None:
+    """No answer tells which distribution is meant, so two temperatures do."""
+    server.is_raw, server.has_scale_out = is_raw, has_scale_out
+
+    await engine.start()
+
+    assert (found, 2048, "0.32.0") == (
+        engine.identity().semantics, engine.identity().max_context_tokens, engine.identity().engine_version,
+    )  # fmt: skip
+
+
+LONG = "The decoder prompt (length 3000) is longer than the maximum model length of 2048."
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "stream", "reason"),
+    [
+        (200, None, [{"error": {"message": LONG, "code": 400}}], "context_length"),
+        (400, {"error": {"message": LONG, "code": 400}}, [], "context_length"),
+        (400, {"error": {"message": "bad stop", "code": 400}}, [], "bad_request"),
+        (500, {"error": {"message": "oops", "code": 500}}, [], "engine_error"),
+        (200, None, [STREAM[0], {"error": {"message": "oops", "code": 500}}], "engine_error"),
+        (200, None, [STREAM[0], httpx.ReadError("reset")], "engine_error"),
+        (200, None, [STREAM[0]], "engine_error"),
+        (200, None, [{"choices": [{"token_ids": 3}]}], "engine_error"),
+        (200, None, [STREAM[0], ...], "engine_error"),
+    ],
+)
+async def test_failure_has_its_reason_and_keeps_what_came(
+    engine: VllmEngine, server: FakeVllm, status: int, error: Any, stream: list[Any], reason: str
+) -> None:
+    """Refused, failed, broke off, ended early, answered nonsense, took too long."""
+    await engine.start()
+    server.status, server.error, server.stream = status, error, stream
+    answer = Answer()
+
+    with pytest.raises(ProviderError) as found:
+        await engine.generate(np.array(PROMPT, dtype=np.uint32), PARAMS, "call-1-0", answer)
+
+    assert reason == found.value.reason
+    assert [374] * (STREAM[0] in stream) == answer.ids
+
+
+async def test_server_that_is_away_is_engine_down_and_probed_again(engine: VllmEngine, server: FakeVllm) -> None:
+    """What comes back may be another server."""
+    await engine.start()
+    server.requests.clear()
+    server.stream = [httpx.ConnectError("refused")]
+
+    with pytest.raises(ProviderError) as found:
+        await ask(engine)
+    await engine.start()
+
+    assert ("engine_down", True) == (found.value.reason, "/version" in [path for path, _ in server.requests])
+
+
+async def test_other_model_than_set_is_an_error_that_says_so(engine: VllmEngine, server: FakeVllm) -> None:
+    """The record would name a model that did not sample."""
+    engine._model = "other"
+
+    with pytest.raises(ProviderError, match="serves \\['policy'\\], not 'other'"):
+        await engine.start()
+
+
+async def test_weights_are_changed_while_paused(engine: VllmEngine, server: FakeVllm) -> None:
+    """Pause, reload, label, clear, resume: no token is sampled by half of each."""
+    await engine.load_policy(7, "file:///w/7")
+
+    assert [
+        ("/pause", None),
+        ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": "/w/7"}}),
+        ("/update_weight_version", {"new_version": "7"}),
+        ("/reset_prefix_cache", None),
+        ("/resume", None),
+    ] == server.requests
+
+
+async def test_failed_reload_leaves_a_label_that_is_no_version(engine: VllmEngine, server: FakeVllm) -> None:
+    """The weights may be half of each, so nothing they sample is trainable; the engine goes on."""
+    server.fails_at = "/collective_rpc"
+
+    with pytest.raises(ProviderError):
+        await engine.load_policy(7, "/w/7")
+
+    assert [("/update_weight_version", {"new_version": "failed-7"}), ("/resume", None)] == server.requests[-2:]
+
+
+async def test_calls_wait_while_weights_are_changed(engine: VllmEngine, server: FakeVllm) -> None:
+    """A newer vLLM refuses requests while it is paused, so none is sent."""
+    await engine.start()
+    engine._is_open.clear()
+    call = asyncio.create_task(ask(engine))
+    await asyncio.sleep(0)
+    sent_before = [path for path, body in server.requests if path.endswith("generate") and body["stream"]]
+    engine._is_open.set()
+    await call
+
+    assert [] == sent_before
