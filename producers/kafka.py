@@ -90,6 +90,8 @@ class KafkaPublisher:
             await asyncio.to_thread(self._producer.flush, timeout_s)
             self._is_closed = True
             await asyncio.to_thread(self._thread.join)
+            self._producer.purge()  # else librdkafka would go on trying for as long as the process lives
+            self._producer.poll(0)
             self._hand_over()
 
     def _poll(self) -> None:

@@ -54,7 +54,10 @@ class Outbox:
             while self._waiting and self._in_flight < _MOST:
                 outgoing = self._waiting.popleft()
                 m = outgoing.message
-                sent = await producer.send_ms(m.topic, m.key, m.value, outgoing.partition, m.timestamp_ms, m.headers)
+                with boundary(BrokerError, _what(outgoing), reason="no_ack"):
+                    sent = await producer.send_ms(
+                        m.topic, m.key, m.value, outgoing.partition, m.timestamp_ms, m.headers
+                    )
                 self._in_flight += 1
                 asyncio.ensure_future(sent).add_done_callback(partial(self._acknowledged, outgoing))
 
@@ -64,10 +67,7 @@ class Outbox:
         if sent.cancelled():
             return
         if (error := sent.exception()) is not None:
-            topic = outgoing.message.topic
-            self._fail(
-                BrokerError(f"cannot write to {topic}: the broker did not take it: {error!r}", reason="no_ack")
-            )
+            self._fail(BrokerError(f"cannot {_what(outgoing)}: {error!r}", reason="no_ack"))
             return
         try:
             with boundary(StageError, f"finish what was written to {outgoing.message.topic}", reason="stage_failed"):
@@ -81,3 +81,11 @@ class Outbox:
             self._has_room.set()
         else:
             self._has_room.clear()
+
+
+def _what(outgoing: Outgoing) -> str:
+    message = outgoing.message
+    return (
+        f"write {len(message.value)} bytes with key {message.key!r} to {message.topic} (one that is too large needs a "
+        "larger max.message.bytes of the topic)"
+    )

@@ -26,6 +26,9 @@ def run(settings: Settings) -> None:
     """
     from rollstream.processors.pipeline import STAGES, load_pipeline
 
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for chatty in ("faust", "aiokafka", "mode", "rollstream.processors.shell"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     wanted = settings.processor.stages
     if not wanted or set(wanted) - set(STAGES):
         raise SettingsError(f"cannot run processor.stages={wanted!r}: expected some of {STAGES}")

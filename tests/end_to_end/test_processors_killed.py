@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from rollstream.kafka import client_properties, producer_properties
@@ -18,7 +18,7 @@ from rollstream.schemas.topics import topics
 from rollstream.settings import KafkaSettings
 from rollstream.topic_admin import apply_topics
 from tests.end_to_end.processes import our_process
-from tests.end_to_end.topic_reader import read_topic
+from tests.end_to_end.topic_reader import is_readable, read_topic
 from tests.source_log import Entry, source_log
 
 GROUPS = 300
@@ -94,8 +94,6 @@ def _built(kafka: KafkaSettings) -> int:
 
 def _uncommitted(kafka: KafkaSettings) -> int:
     """Source records behind which the processors have not committed."""
-    from confluent_kafka import Consumer, TopicPartition
-
     group = f"{kafka.prefix}.processor.join-group-score-reward-credit-build"
     consumer = Consumer({**client_properties(kafka), "group.id": group})
     try:
@@ -116,11 +114,21 @@ def _forget_derived(kafka: KafkaSettings) -> None:
     names = [topics()[noun].name(kafka.prefix) for noun in DERIVED]
     for future in admin.delete_topics(names).values():
         future.result()
-    group = f"{kafka.prefix}.processor.join-group-score-reward-credit-build"
-    for future in admin.delete_consumer_groups([group]).values():
-        future.result()
+    _wait(lambda: _group_is_deleted(admin, f"{kafka.prefix}.processor.join-group-score-reward-credit-build"))
     _wait(lambda: not set(names) & set(admin.list_topics(timeout=10).topics))
     apply_topics(kafka)
+    _wait(lambda: all(is_readable(kafka, noun) for noun in DERIVED))
+
+
+def _group_is_deleted(admin: AdminClient, group: str) -> bool:
+    """Try to delete the group; a static member stays in it until its session ends."""
+    try:
+        admin.delete_consumer_groups([group])[group].result()
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.NON_EMPTY_GROUP:
+            return False
+        raise
+    return True
 
 
 def _wait(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from rollstream.kafka import client_properties
 from rollstream.schemas.topics import topics
@@ -32,3 +32,12 @@ def read_topic(kafka: KafkaSettings, noun: str) -> Iterator[tuple[int, bytes]]:
                     del ends[message.partition()]
     finally:
         consumer.close()
+
+
+def is_readable(kafka: KafkaSettings, noun: str) -> bool:
+    """Whether every partition has a leader that answers; not so for a moment after a topic was made or a broker froze."""
+    try:
+        list(read_topic(kafka, noun))
+    except KafkaException:
+        return False
+    return True

@@ -74,9 +74,8 @@ class FakeVllm:
         self.requests.append((path, body))
         if path == self.fails_at:
             return httpx.Response(500, json={"error": {"message": "no", "code": 500}})
-        if path in ("/v1/chat/completions/render", "/v1/chat/completions/derender", "/inference/v1/generate"):
-            if not self.has_scale_out:
-                return httpx.Response(403, json={"error": {"message": "closed", "code": 403}})
+        if not self.has_scale_out and path.endswith(("render", "/inference/v1/generate")):
+            return httpx.Response(403, json={"error": {"message": "closed", "code": 403}})
         answers: dict[str, Any] = {
             "/version": {"version": "0.32.0"},
             "/v1/models": {"data": [{"id": "policy", "max_model_len": 2048}]},

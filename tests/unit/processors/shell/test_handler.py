@@ -14,7 +14,6 @@ from rollstream.errors import BrokerError, SettingsError
 from rollstream.processors.base import Stage, Work
 from rollstream.processors.shell.handler import Shell
 from rollstream.processors.shell.metrics import ShellCollector
-from rollstream.processors.shell.run import group_id
 from rollstream.processors.shell.security import broker_credentials
 from rollstream.processors.shell.transport import End
 from rollstream.schemas.envelope import to_message
@@ -229,11 +228,6 @@ async def test_metrics_tell_what_is_held_and_how_far_behind() -> None:
     assert told("dead_letters_total", boundary="decode", reason="unknown_framing") == 1
     assert (told("oldest_held_age_seconds", partition="0") or 0) > 1e6
     assert told("partitions") == 1
-
-
-def test_group_is_named_after_the_stages() -> None:
-    """Processes with other stages are other groups: each commits for itself."""
-    assert group_id("rollstream", ["join", "group"]) == "rollstream.processor.join-group"
 
 
 def test_plaintext_needs_no_credentials() -> None:
