@@ -4,8 +4,8 @@ A stage is a pure state machine for ONE partition of the topics it reads. The sh
 decoded records in log order and does what it asks for. No stage sends, commits, sleeps or reads a clock.
 
 The life of an input event: the shell counts it as *held* by every stage that reads its topic. A stage lets go of it by
-returning it in `Step.finished`, or by tying it to an item (`Emit.used`). An item is what a stage makes one output for: a rollout in
-join, a group in the others. The item is finished when the broker has acknowledged its output, or when the stage's own
+returning it in `Step.finished`, or by tying it to an item (`Emit.used`). An item is what a stage makes one output for: a
+rollout in join, a group in the others. The item is finished when the broker has acknowledged its output, or when the stage's own
 output is read back and says so; the shell then calls `item_done`, which returns the positions to let go of.
 Offsets are committed in order, up to the first event that somebody still holds.
 

@@ -1,22 +1,15 @@
-"""A stage that turns one record into one record and remembers nothing but what is on its way out.
+"""A stage that turns one record into one record.
 
-A record that comes again while its output is on the way is let go of with it. One that comes later makes the same output
-again, with the same bytes; the stages behind drop it.
+Each different input is an item of its own, named by the digest of what is made from it. It reads its own output back, so that
+a record which comes again, or is read again after a restart, makes nothing new.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 from rollstream.processors.base import NOTHING, Emit, Event, Position, Step
 from rollstream.schemas.records import GroupCredits, GroupRewards, Record
-
-
-@dataclass(slots=True)
-class _Leaving:
-    digest: str
-    positions: list[Position]
 
 
 class OneToOne(ABC):
@@ -25,10 +18,11 @@ class OneToOne(ABC):
     name: str
     inputs: tuple[str, ...]
     output: str
-    reads_own_output = False
+    reads_own_output = True
 
     def __init__(self) -> None:
-        self._leaving: dict[str, _Leaving] = {}
+        self._leaving: dict[str, list[Position]] = {}
+        self._done: set[str] = set()
 
     @abstractmethod
     def make(self, record: Record) -> GroupRewards | GroupCredits:
@@ -39,26 +33,29 @@ class OneToOne(ABC):
 
     def apply(self, event: Event) -> Step:
         made = self.make(event.record)
-        item = f"{made.group.group_id}/{made.group.revision}"
-        leaving = self._leaving.get(item)
-        if leaving is not None and leaving.digest != made.digest:
-            item = f"{item}/{made.digest}"
-            leaving = self._leaving.get(item)
-        if leaving is not None:
-            leaving.positions.append(event.position)
+        item = _item(made)
+        if item in self._done:
+            return Step(finished=(event.position,))
+        if item in self._leaving:
+            self._leaving[item].append(event.position)
             return NOTHING
-        self._leaving[item] = _Leaving(made.digest, [event.position])
+        self._leaving[item] = [event.position]
         return Step(emits=(Emit(item, (made,), (event.position,)),))
 
     def tick(self, now_ms: int) -> Step:
         return NOTHING
 
     def own_output(self, event: Event) -> str | None:
-        return None
+        made = event.record
+        return _item(made) if isinstance(made, GroupRewards | GroupCredits) else None
 
     def item_done(self, item: str) -> tuple[Position, ...]:
-        leaving = self._leaving.pop(item, None)
-        return tuple(leaving.positions) if leaving else ()
+        self._done.add(item)
+        return tuple(self._leaving.pop(item, ()))
 
     def work_done(self, key: str, result: object) -> Step:
         return NOTHING
+
+
+def _item(made: GroupRewards | GroupCredits) -> str:
+    return f"{made.group.group_id}/{made.group.revision}/{made.digest}"

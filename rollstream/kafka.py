@@ -11,7 +11,7 @@ from typing import Any
 
 from rollstream.errors import BrokerError
 from rollstream.schemas.topics import PARTITIONER
-from rollstream.settings import KafkaSettings
+from rollstream.settings import MAX_RECORD_BYTES, KafkaSettings
 
 
 def client_properties(kafka: KafkaSettings, *, client_id: str = "rollstream") -> dict[str, Any]:
@@ -35,7 +35,7 @@ def producer_properties(
         "partitioner": PARTITIONER,
         "linger.ms": linger_ms,
         "message.timeout.ms": 0,  # librdkafka: 0 is infinite
-        "message.max.bytes": 8_000_000,  # a prompt of 200k tokens is 0.8 MB; the broker's own limit decides
+        "message.max.bytes": MAX_RECORD_BYTES,
         "reconnect.backoff.max.ms": 1_000,
         "compression.type": "none",  # packed ids of one call barely compress, and a batch is small
         **client_properties(kafka, client_id=client_id),

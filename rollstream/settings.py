@@ -20,6 +20,9 @@ from rollstream.errors import SettingsError
 
 PREFIX = "ROLLSTREAM_"
 
+MAX_RECORD_BYTES = 8_000_000
+"""Largest record of any topic, the same for producers and topics: a prompt of 200,000 tokens is 0.8 MB, a rollout holds many."""
+
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)

@@ -6,9 +6,15 @@ The number of partitions decides where a group lives, so it is never changed in 
 from __future__ import annotations
 
 from rollstream.errors import BrokerError, boundary
-from rollstream.settings import KafkaSettings
+from rollstream.settings import MAX_RECORD_BYTES, KafkaSettings
 
 _TIMEOUT_S = 30.0
+_CONFIG = {
+    # Retention counts from here: with the records' own times a replayed log would be deleted as it is written, and a producer
+    # whose clock is ahead would be refused. Event times stand in the records.
+    "message.timestamp.type": "LogAppendTime",
+    "max.message.bytes": str(MAX_RECORD_BYTES),
+}
 
 
 def apply_topics(kafka: KafkaSettings) -> list[str]:
@@ -40,7 +46,7 @@ def apply_topics(kafka: KafkaSettings) -> list[str]:
                 name,
                 num_partitions=topic.partitions(kafka.partitions),
                 replication_factor=kafka.replication,
-                config={"cleanup.policy": topic.cleanup, "retention.ms": str(topic.retention_ms)},
+                config={**_CONFIG, "cleanup.policy": topic.cleanup, "retention.ms": str(topic.retention_ms)},
             )
             for name, topic in wanted.items()
             if name not in found

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rollstream.errors import RollstreamError, SettingsError, SinkError
@@ -32,6 +34,8 @@ R = TypeVar("R", bound=Record)
 FORMAT = 1
 _MANIFESTS = "_manifest/"
 _TRIES = 100
+_STATUS = re.compile(r"status code: (\d{3})")
+_PASSING = {"408", "425", "429"}  # of the 4xx, those that another try may get past
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,10 +242,13 @@ def read_records(store: ObjectStore, record: type[R], topic: str | None = None) 
             yield from cast("list[R]", read_parquet(kind, data))
 
 
-def open_store(url: str, options: Mapping[str, str] | None = None) -> ObjectStore:
+def open_store(url: str, options: Mapping[str, str] | None = None, *, retry_timeout_s: float = 20.0) -> ObjectStore:
     """A folder, or `s3://bucket/prefix`.
 
-    Args: options: what the S3 store needs, as obstore names it: `endpoint`, `region`, `access_key_id`, ...
+    Args:
+        options: what the S3 store needs, as obstore names it: `endpoint`, `region`, `access_key_id`, ...
+        retry_timeout_s: how long one request is repeated before the store counts as busy.
+
     Raises: SettingsError: not such an address.
     """
     from obstore.store import LocalStore, S3Store
@@ -259,6 +266,7 @@ def open_store(url: str, options: Mapping[str, str] | None = None) -> ObjectStor
         prefix=prefix.strip("/") or None,
         config=cast(Any, config),
         client_options={"allow_http": True} if plain else None,
+        retry_config={"retry_timeout": timedelta(seconds=retry_timeout_s)},
     )
 
 
@@ -272,6 +280,11 @@ def _objects(what: str) -> Iterator[None]:
     except RollstreamError:
         raise
     except GenericError as cause:
+        status = _STATUS.search(str(cause))
+        if status is not None and status[1][0] == "4" and status[1] not in _PASSING:
+            raise SinkError(
+                f"cannot {what}: {str(cause)[:500]}; see sink.objects and sink.s3", reason="store_refused"
+            ) from cause
         raise SinkBusy(f"cannot {what} now: {str(cause)[:500]}") from cause
     except (BaseError, OSError) as cause:
         raise SinkError(f"cannot {what}: {str(cause)[:500]}", reason="store_refused") from cause

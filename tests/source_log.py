@@ -28,20 +28,26 @@ from rollstream.schemas.records import (
     VersionSpan,
 )
 from rollstream.schemas.topics import TERMINAL_TOPICS
-from rollstream.schemas.types import Json, pack_floats, pack_ids
+from rollstream.schemas.types import Json, pack_floats
 from tests.unit.schemas.calls import a_call
 
 Entry = tuple[str, Record]
 """Topic noun and record."""
 
-_START_MS = 1_700_000_000_000
 
+def source_log(
+    groups: int, size: int, seed: int = 0, open_at_once: int = 12, start_ms: int = 1_700_000_000_000
+) -> list[Entry]:
+    """Entries of `groups` groups of `size` rollouts, up to `open_at_once` rollouts interleaved.
 
-def source_log(groups: int, size: int, seed: int = 0, open_at_once: int = 12) -> list[Entry]:
-    """Entries of `groups` groups of `size` rollouts, up to `open_at_once` rollouts interleaved."""
+    Args: start_ms: event time of the first minute. Processors that have read to the end go by the wall clock, so a log of long
+        ago has no rollout that is still open.
+    """
     rng = random.Random(seed)
     waiting = [
-        _rollout(f"g-{g}", f"g-{g}.r-{r}", size, rng.randrange(1 << 30)) for g in range(groups) for r in range(size)
+        _rollout(f"g-{g}", f"g-{g}.r-{r}", size, rng.randrange(1 << 30), start_ms)
+        for g in range(groups)
+        for r in range(size)
     ]
     running: list[Iterator[Entry]] = []
     log: list[Entry] = []
@@ -57,9 +63,9 @@ def source_log(groups: int, size: int, seed: int = 0, open_at_once: int = 12) ->
     return log
 
 
-def _rollout(group_id: str, rollout_id: str, size: int, seed: int) -> Iterator[Entry]:
+def _rollout(group_id: str, rollout_id: str, size: int, seed: int, start_ms: int) -> Iterator[Entry]:
     rng = random.Random(seed)
-    clock = itertools.count(_START_MS + rng.randrange(60_000), 7)
+    clock = itertools.count(start_ms + rng.randrange(60_000), 7)
     yield "calls", RolloutOpened(rollout_id, 0, group_id, size, "task", next(clock), Json('{"question": 1}'))
     known: dict[str, np.ndarray] = {}
     conversation = [rng.randrange(50) for _ in range(8)]

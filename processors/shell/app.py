@@ -12,7 +12,7 @@ from yarl import URL
 from rollstream.processors.shell.handler import Shell
 from rollstream.processors.shell.security import broker_credentials
 from rollstream.processors.shell.transport import Producer, Transport
-from rollstream.settings import Settings
+from rollstream.settings import MAX_RECORD_BYTES, Settings
 
 
 class ProcessorApp(faust.App):
@@ -54,7 +54,7 @@ def build_app(settings: Settings, shell: Shell, group: str) -> ProcessorApp:
         broker_max_poll_records=1000,
         producer_linger=0.005,
         producer_max_batch_size=262_144,
-        producer_max_request_size=8_000_000,  # as the gateway's producer
+        producer_max_request_size=MAX_RECORD_BYTES,
         producer_request_timeout=60.0,
         stream_wait_empty=False,
         table_standby_replicas=1,  # with 0 Faust assigns round robin, and same-numbered partitions go apart

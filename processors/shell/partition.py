@@ -22,7 +22,7 @@ from rollstream.processors.shell.ledger import Ledger
 from rollstream.processors.shell.messages import Incoming, Outgoing, dead_letter, read_used, used_header
 from rollstream.processors.shell.stats import Stats
 from rollstream.schemas.codec import Codec
-from rollstream.schemas.envelope import to_message
+from rollstream.schemas.envelope import event_time_ms, to_message
 from rollstream.schemas.records import Record
 from rollstream.schemas.topics import topics
 
@@ -134,7 +134,7 @@ class Partition:
                 continue
             self._newest_ms = max(self._newest_ms, time_ms)
             self._guard.record()
-            event = self._decode(noun, message, time_ms)
+            event = self._decode(noun, message)
             if event is None:
                 continue
             if owner is not None:
@@ -182,19 +182,22 @@ class Partition:
         self.outbox.clear()
         self.work.clear()
 
-    def _decode(self, noun: str, message: Incoming, time_ms: int) -> Event | None:
-        """The event, or None once it is on its way to the dead letters."""
+    def _decode(self, noun: str, message: Incoming) -> Event | None:
+        """The event, or None once it is on its way to the dead letters.
+
+        Its time is the record's own: the message's may be the broker's, which differs between two logs of the same records.
+        """
         position = Position(noun, self.number, message.offset)
         value = message.value or b""
         sent = self._sent.pop(position, None)
-        if sent is not None and sent[0] == value:
-            return Event(position, sent[1], time_ms, value, message.key)
         try:
-            return Event(position, self._codec.decode(value), time_ms, value, message.key)
+            record = sent[1] if sent is not None and sent[0] == value else self._codec.decode(value)
         except SchemaError as error:
+            time_ms = max(message.timestamp or 0, 0)
             event = Event(position, None, time_ms, value, message.key)  # type: ignore[arg-type]
             self._dead_letter(event, None, "decode", error.reason, str(error), self._masks[noun])
             return None
+        return Event(position, record, event_time_ms(record), value, message.key)
 
     def _read_back(self, owner: Hosted, event: Event, headers: Iterable[tuple[str, bytes]]) -> None:
         try:

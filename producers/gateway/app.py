@@ -21,7 +21,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from starlette.applications import Starlette
@@ -43,12 +43,17 @@ from rollstream.producers.gateway.rollouts import RolloutService, unacknowledged
 from rollstream.producers.gateway.service import CallService
 from rollstream.producers.rollout_memory import MemoryOfRollouts
 from rollstream.producers.spool import Spool
-from rollstream.schemas.records import Delivery
+from rollstream.schemas.records import Delivery, PolicyVersion
 from rollstream.settings import GatewaySettings
+
+if TYPE_CHECKING:
+    from rollstream.producers.policy_log import PolicyLog
 
 _log = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 5.0
 """A stream says that it lives this often; clients give up after tens of seconds of silence."""
+_POLICY_WAIT_S = 1.0
+"""Longest time that the end of the process waits for the reader of policies."""
 _JSON = (b"content-type", b"application/json")
 _STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
 
@@ -63,7 +68,7 @@ class Gateway:
 
     Args:
         make_publisher: called inside the event loop, at start.
-        public_url: the address that rollouts are told; None takes the one each request came to.
+        policy_log: published policies, for an engine that must be told of them; None for one that keeps its weights itself.
         keep_alive_s, now_ms: for tests.
     """
 
@@ -73,12 +78,14 @@ class Gateway:
         engine: Engine,
         make_publisher: Callable[[], Publisher],
         *,
+        policy_log: PolicyLog | None = None,
         keep_alive_s: float = _KEEP_ALIVE_S,
         now_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
         self._settings = settings
         self._engine = engine
         self._make_publisher = make_publisher
+        self._policy_log = policy_log
         self._keep_alive_s = keep_alive_s
         self._now_ms = now_ms
         if settings.key_secret is None:
@@ -87,6 +94,7 @@ class Gateway:
         self._memory = MemoryOfRollouts()
         self._spool = Spool(settings.spool_dir)
         self._background: set[asyncio.Task[None]] = set()
+        self._is_stopping = False
         self.metrics = GatewayMetrics()
         """What was counted."""
         self.app = Starlette(routes=self._routes(), lifespan=self._lifespan)
@@ -105,13 +113,41 @@ class Gateway:
             await self._engine.start()
         except ProviderError as error:
             _log.warning("the engine is not ready, calls get 503 until it is: %s", error)
+        if self._policy_log is not None:
+            await self._take_policy(self._policy_log.newest, self._settings.ack_timeout_s)
+            self._following = asyncio.create_task(self._follow_policies(self._policy_log))
 
     async def stop(self) -> None:
         """Wait for outcomes on their way, then let go of everything. Called by the application's end."""
         if self._background:
             await asyncio.wait(self._background, timeout=self._settings.ack_timeout_s)
+        if self._policy_log is not None:
+            self._is_stopping = True
+            await self._following
+            await asyncio.to_thread(self._policy_log.close)
         await self._publisher.close(self._settings.ack_timeout_s)
         await self._engine.close()
+
+    async def _follow_policies(self, log: PolicyLog) -> None:
+        """Load what others publish."""
+        while not self._is_stopping:
+            if not await self._take_policy(log.wait, _POLICY_WAIT_S):
+                await asyncio.sleep(_POLICY_WAIT_S)
+
+    async def _take_policy(self, read: Callable[[float], PolicyVersion | None], timeout_s: float) -> bool:
+        """Load the policy that `read` finds, if it is news. Returns: whether the log could be read."""
+        try:
+            record = await asyncio.to_thread(read, timeout_s)
+            if record is not None and record not in self._rollouts.announced:
+                await self._engine.load_policy(record.version, record.weights_ref)
+                self.metrics.version.set(record.version)
+                _log.info("serving version %d of policy %s", record.version, record.policy)
+        except BrokerError as error:
+            _log.warning("published policies are not known: %s", error)
+            return False
+        except ProviderError as error:
+            _log.warning("a published policy is not served: %s", error)
+        return True
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:

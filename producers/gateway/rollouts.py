@@ -71,6 +71,8 @@ class RolloutService:
         self._metrics = metrics
         self._secret = secret
         self._now_ms = now_ms
+        self.announced: set[PolicyVersion] = set()
+        """Versions that this process published itself; its own engine has them already."""
 
     async def open(self, values: dict[str, Any]) -> OpenedRollout:
         """Open a rollout attempt.
@@ -153,6 +155,7 @@ class RolloutService:
             parent_version=_whole(values, "parent_version", None, 0),
             step=_whole(values, "step", None, 0),
         )
+        self.announced.add(record)
         await self._engine.load_policy(record.version, record.weights_ref)
         self._metrics.version.set(record.version)
         await self._publisher.publish(record, timeout_s=self._settings.ack_timeout_s)

@@ -11,6 +11,7 @@ from rollstream.errors import SettingsError
 from rollstream.producers.engines import make_engine
 from rollstream.producers.gateway.app import Gateway
 from rollstream.producers.kafka import KafkaPublisher
+from rollstream.producers.policy_log import PolicyLog
 from rollstream.settings import Settings
 
 _BACKLOG = 2048
@@ -32,7 +33,8 @@ def serve(settings: Settings) -> None:
     host, port = listener.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     engine = make_engine(gateway)
-    app = Gateway(gateway, engine, lambda: KafkaPublisher(settings.kafka)).app
+    policy_log = PolicyLog(settings.kafka, gateway.policy) if gateway.engine == "local" else None
+    app = Gateway(gateway, engine, lambda: KafkaPublisher(settings.kafka), policy_log=policy_log).app
     print(f"listening on {address}", flush=True)
     config = uvicorn.Config(
         app,

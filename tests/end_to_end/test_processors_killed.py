@@ -28,7 +28,7 @@ DERIVED = ("rollouts", "groups", "scores", "rewards", "credits", "samples", "dea
 @pytest.mark.timeout(300)
 def test_samples_are_the_same_bytes_when_processors_are_killed(kafka_settings: KafkaSettings, tmp_path: Path) -> None:
     """Two SIGKILLs in the middle of a source log give, record for record, the samples of an undisturbed run over it."""
-    log = source_log(GROUPS, 4, seed=7)
+    log = source_log(GROUPS, 4, seed=7, start_ms=time.time_ns() // 1_000_000)
     _write(kafka_settings, log[: len(log) // 2])
 
     with our_process("processor", ["processor"], tmp_path, kafka_settings) as processor:

@@ -29,7 +29,7 @@ from rollstream.schemas.topics import TERMINAL_TOPICS
 from rollstream.schemas.types import unpack_floats, unpack_ids
 from rollstream.settings import GatewaySettings, KafkaSettings
 from tests.end_to_end.processes import our_process
-from tests.end_to_end.topic_reader import is_readable, read_topic
+from tests.end_to_end.topic_reader import read_topic
 from tests.services.kafka import KafkaBroker
 from tests.unit.producers.fakes import FakeEngine
 
@@ -208,7 +208,7 @@ async def test_outage_between_intent_and_outcome_loses_nothing(
 def test_new_weights_are_served_and_announced(
     tmp_path: Path, kafka_settings: KafkaSettings, tiny_model: Path
 ) -> None:
-    """Once the request to publish is answered, calls say the new version and the policies topic names it."""
+    """Calls say the new version, the policies topic names it, a restart finds it there, and other replicas follow."""
     with running_gateway(tmp_path, kafka_settings, tiny_model) as (_, client):
         client.publish_policy(3, str(tiny_model), step=30)
         rollout = client.open_rollout("t")
@@ -217,6 +217,13 @@ def test_new_weights_are_served_and_announced(
 
         call = records_of(kafka_settings, "calls")[-1]
         (policy,) = records_of(kafka_settings, "policies")
+        version = client.stats()["policy_version"]
         assert isinstance(call, ModelCall)
         assert [3] == [span.version for span in call.version_spans]
-        assert (3, 30, 3) == (policy.version, policy.step, client.stats()["policy_version"])  # type: ignore[union-attr]
+        assert (3, 30, 3) == (policy.version, policy.step, version)  # type: ignore[union-attr]
+
+    with running_gateway(tmp_path / "b", kafka_settings, tiny_model) as (process, client):
+        assert 3 == client.stats()["policy_version"]
+        with running_gateway(tmp_path / "c", kafka_settings, tiny_model) as (_, replica):
+            replica.publish_policy(4, str(tiny_model))
+        process.wait_until(lambda: client.stats()["policy_version"] == 4, 60, "it follows what the other published")

@@ -42,7 +42,7 @@ def test_default_pipeline_makes_the_stages_in_order() -> None:
     stages: list[Stage] = pipeline.build_stages(0)
 
     assert STAGES == tuple(stage.name for stage in stages)
-    assert [("rollouts", True), ("groups", True), ("scores", True), ("rewards", False), ("credits", False),
+    assert [("rollouts", True), ("groups", True), ("scores", True), ("rewards", True), ("credits", True),
             ("samples", True)] == [(stage.output, stage.reads_own_output) for stage in stages]  # fmt: skip
     assert not {id(stage) for stage in stages} & {id(stage) for stage in pipeline.build_stages(1)}
 

@@ -240,6 +240,21 @@ def test_store_that_does_not_answer_is_busy(monkeypatch: pytest.MonkeyPatch, tmp
         ObjectSink(store).write(log.chunks()[:1])
 
 
+def test_store_that_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: Log) -> None:
+    """A wrong bucket or key does not pass by waiting."""
+    from obstore.exceptions import GenericError
+
+    def refuse(*_: object, **__: object) -> None:
+        raise GenericError("Server returned non-2xx status code: 400 Bad Request: InvalidBucketName")
+
+    store = open_store(str(tmp_path))
+    monkeypatch.setattr(obstore, "put", refuse)
+
+    with pytest.raises(SinkError, match=r"see sink\.objects") as caught:
+        ObjectSink(store).write(log.chunks()[:1])
+    assert not isinstance(caught.value, SinkBusy)
+
+
 @pytest.mark.parametrize("url", ["gs://bucket/x", "s3://"])
 def test_address_that_is_none_says_what_is_expected(url: str) -> None:
     """The message shows both forms."""

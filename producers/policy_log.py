@@ -1,0 +1,84 @@
+"""Reads the policies topic, so that an engine in a gateway serves what was last published, after a restart and in every replica.
+
+An engine that holds its weights in this process starts from its folder; which weights are due stands in the log.
+Each reader sees the whole topic by itself (no consumer group): there are few records, and the topic keeps the newest.
+"""
+
+from __future__ import annotations
+
+import time
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+
+from rollstream.errors import BrokerError, boundary
+from rollstream.kafka import client_properties
+from rollstream.schemas.codec import Codec
+from rollstream.schemas.records import PolicyVersion
+from rollstream.schemas.registry import ConfluentRegistry
+from rollstream.schemas.topics import topics
+from rollstream.settings import KafkaSettings
+
+_FETCH_WAIT_MS = 1_000
+"""The broker may hold an empty fetch this long; weights come every few seconds at most."""
+
+
+class PolicyLog:
+    """The published versions of one policy. Its methods block: call them in a thread, one at a time."""
+
+    def __init__(self, kafka: KafkaSettings, policy: str) -> None:
+        """Args: policy: whose versions to read."""
+        self._kafka = kafka
+        self._policy = policy
+        self._codec = Codec(ConfluentRegistry(kafka.registry_url) if kafka.registry_url else None)
+        self._consumer: Consumer | None = None
+
+    def newest(self, timeout_s: float) -> PolicyVersion | None:
+        """Read to the end that the topic has now. Returns: the last record; None if there is none.
+
+        Raises: BrokerError: the broker does not answer in time.
+        """
+        name = topics()["policies"].name(self._kafka.prefix)
+        deadline = time.monotonic() + timeout_s
+        with boundary(BrokerError, f"read topic {name} at {self._kafka.bootstrap}", reason="broker_down"):
+            consumer = self._consumer = Consumer(
+                {
+                    "group.id": "rollstream-gateway",
+                    "enable.auto.commit": False,
+                    "fetch.wait.max.ms": _FETCH_WAIT_MS,
+                    **client_properties(self._kafka, client_id="rollstream-gateway-policies"),
+                }
+            )
+            partitions = consumer.list_topics(name, timeout=timeout_s).topics[name].partitions
+            left = {}
+            for partition in partitions:
+                low, high = consumer.get_watermark_offsets(TopicPartition(name, partition), timeout=timeout_s)
+                if high > low:
+                    left[partition] = high
+            consumer.assign([TopicPartition(name, partition, OFFSET_BEGINNING) for partition in partitions])
+            found = None
+            while left:
+                if time.monotonic() > deadline:
+                    raise BrokerError(f"cannot read topic {name} to its end in {timeout_s:g} s", reason="broker_down")
+                found = self.wait(0.2) or found
+                for at in consumer.position([TopicPartition(name, partition) for partition in left]):
+                    if at.offset >= left[at.partition]:
+                        del left[at.partition]
+        return found
+
+    def wait(self, timeout_s: float) -> PolicyVersion | None:
+        """Wait for further records. Returns: the last of those that came; None if none did."""
+        if self._consumer is None:
+            raise BrokerError("the policies topic was not opened; call newest() first", reason="closed")
+        found = None
+        for message in self._consumer.consume(100, timeout_s):
+            if message.error() is None and message.value() is not None:
+                record = self._codec.decode(message.value())
+                if isinstance(record, PolicyVersion) and record.policy == self._policy:
+                    found = record
+        return found
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
