@@ -18,6 +18,8 @@ from rollstream.schemas.registry import ConfluentRegistry
 from rollstream.schemas.topics import topics
 from rollstream.settings import KafkaSettings
 
+_OPEN_S = 5.0
+"""Least time for opening the topic."""
 _FETCH_WAIT_MS = 1_000
 """The broker may hold an empty fetch this long; weights come every few seconds at most."""
 
@@ -40,7 +42,7 @@ class PolicyLog:
         name = topics()["policies"].name(self._kafka.prefix)
         deadline = time.monotonic() + timeout_s
         with boundary(BrokerError, f"read topic {name} at {self._kafka.bootstrap}", reason="broker_down"):
-            consumer = self._consumer = Consumer(
+            consumer = Consumer(
                 {
                     "group.id": "rollstream-gateway",
                     "enable.auto.commit": False,
@@ -56,8 +58,10 @@ class PolicyLog:
                     left[partition] = high
             consumer.assign([TopicPartition(name, partition, OFFSET_BEGINNING) for partition in partitions])
             found = None
+            self._consumer = consumer
             while left:
                 if time.monotonic() > deadline:
+                    self.close()
                     raise BrokerError(f"cannot read topic {name} to its end in {timeout_s:g} s", reason="broker_down")
                 found = self.wait(0.2) or found
                 for at in consumer.position([TopicPartition(name, partition) for partition in left]):
@@ -66,13 +70,17 @@ class PolicyLog:
         return found
 
     def wait(self, timeout_s: float) -> PolicyVersion | None:
-        """Wait for further records. Returns: the last of those that came; None if none did."""
+        """Wait for further records. Returns: the last of those that came; None if none did.
+
+        Raises: BrokerError: the topic could not be read before, and cannot now.
+        """
         if self._consumer is None:
-            raise BrokerError("the policies topic was not opened; call newest() first", reason="closed")
+            return self.newest(max(timeout_s, _OPEN_S))
         found = None
         for message in self._consumer.consume(100, timeout_s):
-            if message.error() is None and message.value() is not None:
-                record = self._codec.decode(message.value())
+            value = message.value()
+            if message.error() is None and value is not None:
+                record = self._codec.decode(value)
                 if isinstance(record, PolicyVersion) and record.policy == self._policy:
                     found = record
         return found

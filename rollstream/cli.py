@@ -147,7 +147,7 @@ def audit(context: click.Context, store: str | None, closed: bool, as_json: bool
     from rollstream.sinks.audit import audit as run_audit
     from rollstream.sinks.connect import connect
 
-    report = run_audit(connect(store or _settings(context).sink.clickhouse), closed=closed)
+    report = run_audit(connect(store or _settings(context).sink.clickhouse, migrate=False), closed=closed)
     click.echo(json.dumps(report.as_dict(), indent=2) if as_json else str(report))
     sys.exit(0 if report.ok else 1)
 
@@ -165,7 +165,9 @@ def explain(context: click.Context, sample: str, store: str | None, as_json: boo
     sample_id, _, token = sample.partition(":")
     if token and not token.isdecimal():
         raise click.BadParameter(f"{token!r} is no token position; give SAMPLE_ID or SAMPLE_ID:TOKEN")
-    found = run_explain(connect(store or _settings(context).sink.clickhouse), sample_id, int(token) if token else None)
+    found = run_explain(
+        connect(store or _settings(context).sink.clickhouse, migrate=False), sample_id, int(token) if token else None
+    )
     click.echo(json.dumps(found.as_dict(), indent=2) if as_json else str(found))
 
 

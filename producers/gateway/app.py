@@ -93,6 +93,7 @@ class Gateway:
         self._secret = (settings.key_secret or secrets.token_hex(32)).encode()
         self._memory = MemoryOfRollouts()
         self._spool = Spool(settings.spool_dir)
+        self._open_calls: set[asyncio.Task[Served]] = set()
         self._background: set[asyncio.Task[None]] = set()
         self._is_stopping = False
         self.metrics = GatewayMetrics()
@@ -119,8 +120,9 @@ class Gateway:
 
     async def stop(self) -> None:
         """Wait for outcomes on their way, then let go of everything. Called by the application's end."""
-        if self._background:
-            await asyncio.wait(self._background, timeout=self._settings.ack_timeout_s)
+        for tasks in (self._open_calls, self._background):  # a call that was cut off goes on in the background
+            if tasks:
+                await asyncio.wait(tasks, timeout=self._settings.ack_timeout_s)
         if self._policy_log is not None:
             self._is_stopping = True
             await self._following
@@ -187,11 +189,17 @@ class Gateway:
             action_key=_header(headers, b"x-rollstream-action-key"),
         )
         call = asyncio.create_task(self._calls.run(claims, request, link))
+        self._open_calls.add(call)
+        call.add_done_callback(self._open_calls.discard)
         client = asyncio.create_task(_until_gone(receive))
         try:
             await self._answer(call, client, request, link, send)
         finally:
             client.cancel()
+            if not (
+                call.done() or link.is_gone
+            ):  # this process is being stopped, or the connection broke while sending
+                self._abandon(call, link)
 
     async def _answer(
         self, call: asyncio.Task[Served], client: asyncio.Task[None], request: ChatRequest, link: Link, send: Send

@@ -15,12 +15,14 @@ from rollstream.producers.policy_log import PolicyLog
 from rollstream.settings import Settings
 
 _BACKLOG = 2048
+_STOP_S = 20
+"""How long calls in flight may take to end when the process is stopped; then they are cancelled and recorded as cut off."""
 _KEEP_ALIVE_S = 75
 """Longer than clients keep idle connections (httpx: 5 s, openai: 60 s), so that no request meets a closing one."""
 
 
 def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT; then calls in flight are answered first.
+    """Serve until SIGTERM or SIGINT; then calls in flight are answered first, or cut off and recorded.
 
     Prints `listening on http://HOST:PORT` once the port is open; what connects from then on is answered when the start is done.
 
@@ -45,6 +47,7 @@ def serve(settings: Settings) -> None:
         log_config=None,
         ws="none",
         timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_STOP_S,
         server_header=False,
         date_header=False,
         backlog=_BACKLOG,

@@ -29,7 +29,7 @@ from rollstream.schemas.topics import TERMINAL_TOPICS
 from rollstream.schemas.types import unpack_floats, unpack_ids
 from rollstream.settings import GatewaySettings, KafkaSettings
 from tests.end_to_end.processes import our_process
-from tests.end_to_end.topic_reader import read_topic
+from tests.end_to_end.topic_reader import is_readable, read_topic
 from tests.services.kafka import KafkaBroker
 from tests.unit.producers.fakes import FakeEngine
 
@@ -183,7 +183,7 @@ async def test_outage_between_intent_and_outcome_loses_nothing(
             refused = await http.post("/rollouts", json={"task_id": "t"})
             spooled = len(Spool(tmp_path / "spool").files())
             kafka.resume()
-            while Spool(tmp_path / "spool").files() or not _is_readable(kafka_settings):
+            while Spool(tmp_path / "spool").files() or not is_readable(kafka_settings, "calls"):
                 await asyncio.sleep(0.01)
             engine.generate = original  # type: ignore[method-assign]
             after = await http.post(url, content=body, headers=headers)

@@ -147,11 +147,18 @@ class Rig:
 
 
 @asynccontextmanager
-async def started_gateway(folder: Path, *plays: Play, **settings: Any) -> AsyncIterator[Rig]:
+async def started_gateway(folder: Path, *plays: Play, policy_log: Any = None, **settings: Any) -> AsyncIterator[Rig]:
     """A gateway over the fake engine and the in-memory publisher, reached without a network."""
     engine, publisher, now = FakeEngine(*plays), MemoryPublisher(), [1_000_000]
     values: dict[str, Any] = {"key_secret": "s", "spool_dir": folder / "spool", "ack_timeout_s": 0.05, **settings}
-    gateway = Gateway(GatewaySettings(**values), engine, lambda: publisher, keep_alive_s=0.02, now_ms=lambda: now[0])
+    gateway = Gateway(
+        GatewaySettings(**values),
+        engine,
+        lambda: publisher,
+        policy_log=policy_log,
+        keep_alive_s=0.02,
+        now_ms=lambda: now[0],
+    )
     await gateway.start()
     transport = httpx.ASGITransport(gateway.app)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:

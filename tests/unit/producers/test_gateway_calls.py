@@ -254,6 +254,17 @@ async def test_client_that_leaves_stops_the_engine_and_its_tokens_are_kept(tmp_p
         )  # fmt: skip
 
 
+async def test_call_that_the_process_cuts_off_is_recorded(tmp_path: Path) -> None:
+    """Stopped while the engine works: the outcome is written before the process ends."""
+    async with started_gateway(tmp_path, Play([[10], [11]], waits_after=1)) as rig:
+        client = by_hand(rig, await rig.open(), BODY)
+        await rig.engine.is_waiting.wait()
+        client.task.cancel()
+
+    (call,) = calls(rig.publisher)
+    assert (Outcome.CLIENT_DISCONNECTED, [10]) == (call.outcome, unpack_ids(call.output_ids).tolist())
+
+
 async def test_client_that_leaves_after_sampling_gets_a_correction(tmp_path: Path) -> None:
     """The outcome stands as it was; behind it stands that nobody saw it."""
     async with started_gateway(tmp_path, ack_timeout_s=30) as rig:

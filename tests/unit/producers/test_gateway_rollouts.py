@@ -190,6 +190,36 @@ async def test_models_lists_what_is_served(tmp_path: Path) -> None:
         assert ["tiny"] == [model["id"] for model in answer.json()["data"]]
 
 
+async def test_published_policies_are_taken_from_the_log_but_not_ones_own(tmp_path: Path) -> None:
+    """A restart serves what was last published, a replica follows, and what was published here is not loaded twice."""
+    newest, others = PolicyVersion("default", 3, "/w/3", 1), PolicyVersion("default", 5, "/w/5", 2)
+    log = FakePolicyLog(newest)
+    async with started_gateway(tmp_path, policy_log=log) as rig:
+        at_start = list(rig.engine.loaded)
+        await rig.http.post("/policies", json={"version": 4, "weights_ref": "/w/4"})
+        log.come += [rig.publisher.records[-1], others]  # type: ignore[list-item]
+        while len(rig.engine.loaded) < 3:
+            await asyncio.sleep(0.001)
+
+    assert ([(3, "/w/3")], [(3, "/w/3"), (4, "/w/4"), (5, "/w/5")]) == (at_start, rig.engine.loaded)
+
+
+class FakePolicyLog:
+    """Gives what a test puts into `come`, one record a read."""
+
+    def __init__(self, *come: PolicyVersion) -> None:
+        self.come = list(come)
+
+    def newest(self, timeout_s: float) -> PolicyVersion | None:
+        return self.wait(timeout_s)
+
+    def wait(self, timeout_s: float) -> PolicyVersion | None:
+        return self.come.pop(0) if self.come else None
+
+    def close(self) -> None:
+        pass
+
+
 async def test_key_of_one_replica_opens_another(tmp_path: Path) -> None:
     """Replicas share the secret and no state."""
     async with started_gateway(tmp_path / "a") as first, started_gateway(tmp_path / "b") as second:
