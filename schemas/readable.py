@@ -48,7 +48,9 @@ def from_readable(cls: type[T], values: Any, at: str = "") -> T:
     fields = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls))}
     for name in values:
         if name not in fields:
-            raise SchemaError(f"cannot read {at}: unknown field {name!r}, expected {sorted(fields)}", reason="bad_field")
+            raise SchemaError(
+                f"cannot read {at}: unknown field {name!r}, expected {sorted(fields)}", reason="bad_field"
+            )
     read: dict[str, Any] = {}
     for name, field in fields.items():
         if name in values:

@@ -75,6 +75,7 @@ class Parts:
             "ROLLSTREAM_PROCESSOR__PIPELINE": str(self._pipeline),
             "ROLLSTREAM_SINK__CLICKHOUSE": self.clickhouse,
             "ROLLSTREAM_SINK__OBJECTS": str(self.objects),
+            "ROLLSTREAM_SINK__OBJECTS_MAX_AGE_S": "5",
             "OMP_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
             "HF_HUB_OFFLINE": "1",
@@ -85,7 +86,9 @@ class Parts:
         for name in ("processors", "sink-clickhouse", "sink-objects", "gateway"):
             process = self.processes.get(name)
             if process is not None and not process.is_running():
-                raise SystemExit(f"{name} ended with status {process.returncode}; log {process.log_file}:\n{process.log_tail()}")
+                raise SystemExit(
+                    f"{name} ended with status {process.returncode}; log {process.log_file}:\n{process.log_tail()}"
+                )
 
     def stop(self) -> None:
         """Stop everything, newest first."""

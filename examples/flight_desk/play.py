@@ -48,7 +48,9 @@ class Fleet:
 
     def __init__(self, gateway: str, seed: int, log: TextIO) -> None:
         self._rollouts = RolloutClient(gateway)
-        self._http = httpx.Client(timeout=120, limits=httpx.Limits(max_connections=None, max_keepalive_connections=None))
+        self._http = httpx.Client(
+            timeout=120, limits=httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        )
         self._seed = seed
         self._log = log
         self._log_lock = threading.Lock()
@@ -88,9 +90,12 @@ class Fleet:
         seen: list[tuple[str, str]] = []
         client = OpenAI(base_url=rollout.base_url, api_key=rollout.api_key, http_client=self._http)
         play(client, "policy", desk, TOOLS, lambda tool, result: seen.append((tool, result)))
-        rollout.events([{"kind": "tool_result", "content": {"tool": tool, "result": result}} for tool, result in seen])
+        rollout.events(
+            [{"kind": "tool_result", "content": {"tool": tool, "result": result}} for tool, result in seen]
+        )
         rollout.finish(
-            "succeeded" if desk.reward else "failed", {"reward": desk.reward, "depth": desk.depth, "turns": desk.turns}
+            "succeeded" if desk.reward else "failed",
+            {"reward": desk.reward, "depth": desk.depth, "turns": desk.turns},
         )
         at_s = round(time.monotonic() - self._began_s, 3)
         played = Played(rollout.rollout_id, group, version, desk.reward, desk.depth, desk.turns, at_s)

@@ -134,7 +134,9 @@ class Report:
             "rewards_shuffled": self.shuffled,
             "seconds": dict(self.seconds),
             "success": {"start": self.success_start, "end": self.success_end, "learned": self.is_learned},
-            "success_by_policy_version": {str(version): dict(row) for version, row in self.success_by_version.items()},
+            "success_by_policy_version": {
+                str(version): dict(row) for version, row in self.success_by_version.items()
+            },
             "success_by_sold_out_rows": [dict(row) for row in self.success_by_depth],
             "calls": dict(self.calls),
             "groups": dict(self.groups),
@@ -153,7 +155,9 @@ class Report:
             f"{self.rescored.recorded:.6f}, difference {self.rescored.difference:.1e}"
         )
         shown = Path(os.path.relpath(out))
-        console.print(f"\nLeft to look at in {shown}: report.json, success.png, clickhouse/, objects/, weights/, logs/")
+        console.print(
+            f"\nLeft to look at in {shown}: report.json, success.png, clickhouse/, objects/, weights/, logs/"
+        )
         console.print(f"  rollstream audit --store chdb://{shown}/clickhouse")
         token = f"{self.rescored.sample_id}:{self.rescored.position}"
         console.print(f"  rollstream explain {token} --store chdb://{shown}/clickhouse", soft_wrap=True)
@@ -166,7 +170,9 @@ def live_table(played: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[st
     seconds = max((line["at_s"] for line in played), default=0.0)
     calls = sum(line["turns"] for line in played)
     rate = calls / seconds if seconds else 0.0
-    table = Table(title=f"{len(played)} rollouts, {calls} calls, {rate:.0f} calls/s, {len(trained)} steps, {seconds:.0f} s")
+    table = Table(
+        title=f"{len(played)} rollouts, {calls} calls, {rate:.0f} calls/s, {len(trained)} steps, {seconds:.0f} s"
+    )
     for column in ("policy version", "rollouts", "success", "", "staleness", "entropy"):
         table.add_column(column, justify="left" if not column else "right")
     steps = {line["version"]: line for line in trained}

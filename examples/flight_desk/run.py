@@ -23,7 +23,13 @@ _HERE = Path(__file__).parent
 
 
 @click.command()
-@click.option("--out", type=click.Path(path_type=Path), default=Path("out/demo"), show_default=True, help="Folder; emptied first.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("out/demo"),
+    show_default=True,
+    help="Folder; emptied first.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Decides teaching, desks and training order.")
 @click.option("--steps", type=int, default=recipe.STEPS, show_default=True, help="Optimizer steps.")
 @click.option("--shuffle-rewards", is_flag=True, help="Control run: rewards are shuffled, so nothing can be learned.")
@@ -59,7 +65,9 @@ def main(out: Path, seed: int, steps: int, shuffle_rewards: bool) -> None:
 
 
 def _teach(parts: Parts, seed: int) -> None:
-    process = parts.start("teach", ["-m", "examples.flight_desk.teach", "--out", str(parts.model), "--seed", str(seed)])
+    process = parts.start(
+        "teach", ["-m", "examples.flight_desk.teach", "--out", str(parts.model), "--seed", str(seed)]
+    )
     if process.wait_exit(300) != 0:
         raise SystemExit(f"teaching failed; log {process.log_file}:\n{process.log_tail()}")
 
@@ -105,8 +113,10 @@ def _drain(parts: Parts, timeout_s: float = 60.0) -> None:
 
 
 def _is_read_to_the_end(bootstrap: str, group: str) -> bool:
-    """Whether nothing stands behind the group's committed offsets: each partition's next event is its end."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, "enable.partition.eof": True})
+    """Whether nothing stands behind the group's committed offsets: the next event of every partition is its end."""
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": group, "enable.partition.eof": True, "fetch.wait.max.ms": 10}
+    )
     try:
         wanted = [
             TopicPartition(name, partition)
@@ -114,12 +124,14 @@ def _is_read_to_the_end(bootstrap: str, group: str) -> bool:
             if name.startswith("rollstream.")
             for partition in topic.partitions
         ]
-        for place in consumer.committed(wanted, timeout=10):
-            place.offset = max(place.offset, 0)
-            consumer.assign([place])
+        places = consumer.committed(wanted, timeout=10)
+        consumer.assign([TopicPartition(place.topic, place.partition, max(place.offset, 0)) for place in places])
+        ended: set[tuple[str, int]] = set()
+        while len(ended) < len(wanted):
             message = consumer.poll(10)
             if message is None or message.error() is None or message.error().code() != KafkaError._PARTITION_EOF:
                 return False
+            ended.add((message.topic(), message.partition()))
         return True
     finally:
         consumer.close()

@@ -42,7 +42,9 @@ def main(gateway: str, model: Path, weights: Path, steps: int, seed: int, shuffl
     order = torch.Generator().manual_seed(seed)
     settings = load_settings()
     with (
-        SampleReader(settings.kafka, trainer="flight-desk", policy="default", max_staleness=recipe.MAX_STALENESS) as reader,
+        SampleReader(
+            settings.kafka, trainer="flight-desk", policy="default", max_staleness=recipe.MAX_STALENESS
+        ) as reader,
         RolloutClient(gateway) as rollouts,
         log.open("w", encoding="utf-8") as lines,
     ):
@@ -62,7 +64,9 @@ def main(gateway: str, model: Path, weights: Path, steps: int, seed: int, shuffl
                 "groups": len(groups),
                 "trained_groups": sum(group.built.has_spread for group in groups),
                 "samples": sum(len(group.samples) for group in groups),
-                "mean_reward": _mean([group.built.mean_reward for group in groups if group.built.mean_reward is not None]),
+                "mean_reward": _mean(
+                    [group.built.mean_reward for group in groups if group.built.mean_reward is not None]
+                ),
                 "staleness": _mean([float(step - s.version_min) for group in groups for s in group.samples]),
                 "seconds": round(time.monotonic() - began_s, 3),
                 **asdict(stats),

@@ -22,8 +22,6 @@ from aiokafka.structs import RecordMetadata
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP
 
-from rollstream.settings import MAX_RECORD_BYTES
-
 _FETCH_WAIT_MS = 100  # aiokafka asks a broker for the next records only when the last request is answered
 _FETCH_TIMEOUT_S = 0.5  # the longest time between two ticks
 

@@ -93,7 +93,9 @@ def test_desk_closes_when_the_turns_are_used_up() -> None:
 
 def test_desk_gives_a_blind_policy_less_than_half() -> None:
     """Of all fixed plans - which rows to check, which to order - none succeeds more often than the likeliest depth."""
-    plans = [(*checks, order) for n in (1, 2, 3) for checks in itertools.permutations((1, 2, 3), n) for order in checks]
+    plans = [
+        (*checks, order) for n in (1, 2, 3) for checks in itertools.permutations((1, 2, 3), n) for order in checks
+    ]
 
     best = max(sum(_play(seed, *plan).reward for seed in range(600)) / 600 for plan in plans)
 
@@ -156,10 +158,13 @@ def test_lesson_teaches_the_assistants_tokens_only() -> None:
 
     lesson = teach.make_lesson(tokenizer, messages)
 
-    taught = tokenizer.decode([token for token, is_taught in zip(lesson.ids, lesson.is_taught, strict=True) if is_taught])
+    taught = tokenizer.decode(
+        [token for token, is_taught in zip(lesson.ids, lesson.is_taught, strict=True) if is_taught]
+    )
     calls = [message["tool_calls"][0]["function"] for message in messages if message["role"] == "assistant"]
     expected = "".join(
-        f'<tool_call>{{"name": "{call["name"]}", "arguments": {call["arguments"]}}}</tool_call><|im_end|>' for call in calls
+        f'<tool_call>{{"name": "{call["name"]}", "arguments": {call["arguments"]}}}</tool_call><|im_end|>'
+        for call in calls
     )
     assert taught == expected
 
