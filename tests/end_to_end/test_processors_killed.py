@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from rollstream.kafka import client_properties, producer_properties
@@ -18,7 +18,7 @@ from rollstream.schemas.topics import topics
 from rollstream.settings import KafkaSettings
 from rollstream.topic_admin import apply_topics
 from tests.end_to_end.processes import our_process
-from tests.end_to_end.topic_reader import is_readable, read_topic
+from tests.end_to_end.topic_reader import is_readable, read_topic, uncommitted
 from tests.source_log import Entry, source_log
 
 GROUPS = 300
@@ -41,7 +41,7 @@ def test_samples_are_the_same_bytes_when_processors_are_killed(kafka_settings: K
         processor.kill()
         processor.start()
         _wait(lambda: _built(kafka_settings) == GROUPS)
-        _wait(lambda: _uncommitted(kafka_settings) == 0)
+        _wait(lambda: uncommitted(kafka_settings, _group(kafka_settings), ("calls", "environment", "terminals")) == 0)
     disturbed = _samples(kafka_settings)
     _forget_derived(kafka_settings)
     with our_process("undisturbed", ["processor"], tmp_path, kafka_settings):
@@ -92,20 +92,8 @@ def _built(kafka: KafkaSettings) -> int:
     return len({record.group_id for record in records if isinstance(record, GroupBuilt)})
 
 
-def _uncommitted(kafka: KafkaSettings) -> int:
-    """Source records behind which the processors have not committed."""
-    group = f"{kafka.prefix}.processor.join-group-score-reward-credit-build"
-    consumer = Consumer({**client_properties(kafka), "group.id": group})
-    try:
-        wanted = [
-            TopicPartition(topics()[noun].name(kafka.prefix), partition)
-            for noun in ("calls", "environment", "terminals")
-            for partition in range(kafka.partitions)
-        ]
-        committed = consumer.committed(wanted, timeout=10)
-        return sum(consumer.get_watermark_offsets(p, timeout=10)[1] - max(p.offset, 0) for p in committed)
-    finally:
-        consumer.close()
+def _group(kafka: KafkaSettings) -> str:
+    return f"{kafka.prefix}.processor.join-group-score-reward-credit-build"
 
 
 def _forget_derived(kafka: KafkaSettings) -> None:
@@ -114,7 +102,7 @@ def _forget_derived(kafka: KafkaSettings) -> None:
     names = [topics()[noun].name(kafka.prefix) for noun in DERIVED]
     for future in admin.delete_topics(names).values():
         future.result()
-    _wait(lambda: _group_is_deleted(admin, f"{kafka.prefix}.processor.join-group-score-reward-credit-build"))
+    _wait(lambda: _group_is_deleted(admin, _group(kafka)))
     _wait(lambda: not set(names) & set(admin.list_topics(timeout=10).topics))
     apply_topics(kafka)
     _wait(lambda: all(is_readable(kafka, noun) for noun in DERIVED))

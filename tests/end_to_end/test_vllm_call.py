@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +28,9 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 TALK = Conversation([{"role": "user", "content": "What is 2 + 2?"}])
 
 
-@pytest.fixture(scope="module")
-def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
-    """One vLLM with the tiny model and the routes that change weights."""
-    folder = tmp_path_factory.mktemp("vllm") / "model"
-    shutil.copytree(tiny_model, folder)
-    with VllmServer(folder, "policy", dev_mode=True, tool_parser="hermes") as server:
-        yield server
-
-
 @pytest.fixture
-async def engine(server: VllmServer) -> AsyncIterator[VllmEngine]:
-    engine = VllmEngine(GatewaySettings(engine_url=server.base_url, engine_admin_url=server.base_url))
+async def engine(vllm: VllmServer) -> AsyncIterator[VllmEngine]:
+    engine = VllmEngine(GatewaySettings(engine_url=vllm.base_url, engine_admin_url=vllm.base_url))
     await engine.start()
     yield engine
     await engine.close()
@@ -58,11 +49,11 @@ def rescored(folder: Path, prompt: np.ndarray, output: np.ndarray, temperature: 
     return logprobs.gather(-1, torch.tensor(output.astype(np.int64))[:, None])[:, 0].numpy()
 
 
-async def test_recorded_call_is_what_vllm_sampled(server: VllmServer, tmp_path: Path) -> None:
+async def test_recorded_call_is_what_vllm_sampled(vllm: VllmServer, tmp_path: Path) -> None:
     """A conversation of plain and streamed calls: trainable records, whole prompts, log-probabilities that hold up."""
     publisher = MemoryPublisher()
     settings = GatewaySettings(
-        engine_url=server.base_url,
+        engine_url=vllm.base_url,
         key_secret="s",
         spool_dir=tmp_path / "spool",
         max_output_tokens=12,
@@ -93,7 +84,7 @@ async def test_recorded_call_is_what_vllm_sampled(server: VllmServer, tmp_path: 
             call.version_spans,
             call.logprob_semantics,
         )
-        wanted = rescored(server.model_dir, prompts[call.call_id], output, 0.7)
+        wanted = rescored(vllm.model_dir, prompts[call.call_id], output, 0.7)
         np.testing.assert_allclose(
             unpack_floats(call.output_logprobs), wanted, atol=5e-2
         )  # vLLM's CPU kernels: bfloat16
@@ -139,25 +130,25 @@ async def test_new_weights_change_answers_and_label(engine: VllmEngine, tiny_mod
     await engine.generate(prompt, params, "d", before)
     await engine.load_policy(7, str(tmp_path / "w"))
     await engine.generate(prompt, params, "e", after)
-    await engine.load_policy(8, str(tiny_model))
+    await engine.load_policy(0, str(tiny_model))
     await engine.generate(prompt, params, "f", back)
 
     assert after.finish is not None
     assert back.finish is not None
-    assert ("7", "8") == (after.finish.spans[0].label, back.finish.spans[0].label)
+    assert ("7", "0") == (after.finish.spans[0].label, back.finish.spans[0].label)
     assert (False, True) == (before.ids == after.ids, before.ids == back.ids)
 
 
-async def test_engine_that_dies_mid_call_leaves_what_it_sampled(engine: VllmEngine, server: VllmServer) -> None:
-    """The last test of this module, for it kills the server."""
+async def test_engine_that_dies_mid_call_leaves_what_it_sampled(engine: VllmEngine, vllm: VllmServer) -> None:
+    """Ids that came before the death are kept, and the engine that is gone is told apart from one that fails."""
     answer = Answer()
     prompt = await engine.render(TALK)
 
     class KillsAtTheTenth(list[int]):
         def extend(self, values: Any) -> None:
             super().extend(values)
-            if len(self) >= 10 and server.process.is_running():
-                server.kill()
+            if len(self) >= 10 and vllm.process.is_running():
+                vllm.kill()
 
     answer.ids = KillsAtTheTenth()
     with pytest.raises(ProviderError) as died:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
@@ -41,3 +41,18 @@ def is_readable(kafka: KafkaSettings, noun: str) -> bool:
     except KafkaException:
         return False
     return True
+
+
+def uncommitted(kafka: KafkaSettings, group: str, nouns: Iterable[str]) -> int:
+    """Records of these topics behind which a consumer group has not committed."""
+    consumer = Consumer({**client_properties(kafka), "group.id": group})
+    try:
+        wanted = [
+            TopicPartition(topics()[noun].name(kafka.prefix), partition)
+            for noun in nouns
+            for partition in range(topics()[noun].partitions(kafka.partitions))
+        ]
+        committed = consumer.committed(wanted, timeout=10)
+        return sum(consumer.get_watermark_offsets(p, timeout=10)[1] - max(p.offset, 0) for p in committed)
+    finally:
+        consumer.close()
