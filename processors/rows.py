@@ -1,14 +1,17 @@
 """Which calls of a rollout can be trained on, and which of them share a row.
 
 A row is a run of token ids in which one or more calls sampled something. Under `split` each call has its own. Under `merge` a
-call continues the row of the call that its prompt was written against (its base), if and only if
+call continues a row if and only if
 
-* the row's ids, base's prompt and output, are the first ids of its prompt, compared id by id;
-* both have the same encoding, log-probability semantics, temperature and policy;
-* the base is itself in a row, and no other call has continued it: a branch starts a row of its own.
+* all ids of the row are the first ids of its prompt, compared id by id;
+* it has the same encoding, log-probability semantics, temperature and policy as the row's last call.
+
+Of several such rows it continues the longest. A branch starts a row of its own, since the row it came from has grown
+otherwise. Who wrote the prompt against what does not matter: a gateway that lost its memory, or a call that was aborted and
+made again, costs no merge.
 
 So the prefix of every sampled token in a row is the one it was sampled under. What lies between two calls' outputs is
-context: environment text, and also a sampled tail that the client did not send back.
+context: environment text, what a call that is not trained on sampled, and a sampled tail that was not sent back.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import Literal
 import numpy as np
 
 from rollstream.schemas.identity import digest_json
-from rollstream.schemas.prompts import Ids, covers_base, decode_prompts
+from rollstream.schemas.prompts import Ids, decode_prompts
 from rollstream.schemas.records import Delivery, Encoding, LogprobSemantics, MaskedCall, ModelCall, Outcome, Rollout
 from rollstream.schemas.types import unpack_floats, unpack_ids
 
@@ -65,8 +68,6 @@ def lay_out(
     trainable = [call for call_id, call in by_id.items() if reasons[call_id] is None]
     prompts, failed = decode_prompts(_with_bases(trainable, by_id)) if trainable else ({}, {})
     rows: list[Row] = []
-    row_of: dict[str, Row] = {}
-    # A row stands under all of its calls; `_continues` lets only its last one be continued.
     for call in trainable:
         if call.call_id in failed:
             reason = failed[call.call_id].reason
@@ -75,14 +76,13 @@ def lay_out(
         prompt = prompts[call.call_id]
         part = RowCall(call, len(prompt), len(prompt) + len(call.output_ids) // 4)
         ids = np.concatenate([prompt, unpack_ids(call.output_ids)])
-        row = row_of.get(call.prompt.base_call_id or "") if layout == "merge" else None
-        if row is not None and _continues(part, prompt, row):
+        fitting = [row for row in rows if _continues(call, prompt, row)] if layout == "merge" else []
+        if fitting:
+            row = max(fitting, key=lambda row: len(row.ids))
             row.calls.append(part)
             row.ids = ids
         else:
-            row = Row([part], ids)
-            rows.append(row)
-        row_of[call.call_id] = row
+            rows.append(Row([part], ids))
     masked = [MaskedCall(call_id, rollout.rollout_id, reason) for call_id, reason in reasons.items() if reason]
     masked += [
         MaskedCall(call_id, rollout.rollout_id, "lost") for call_id in rollout.lost_call_ids if call_id not in by_id
@@ -140,13 +140,14 @@ def _with_bases(trainable: list[ModelCall], by_id: Mapping[str, ModelCall]) -> l
     return list(found.values())
 
 
-def _continues(part: RowCall, prompt: Ids, row: Row) -> bool:
-    call, base = part.call, row.calls[-1].call
+def _continues(call: ModelCall, prompt: Ids, row: Row) -> bool:
+    last, length = row.calls[-1].call, len(row.ids)
     return (
-        covers_base(call, base)
-        and call.encoding == base.encoding
-        and call.logprob_semantics is base.logprob_semantics
-        and call.sampling.temperature == base.sampling.temperature
-        and call.policy == base.policy
-        and bool(np.array_equal(prompt[: len(row.ids)], row.ids))
+        length <= len(prompt)
+        and prompt[length - 1] == row.ids[-1]  # nearly always decides alone
+        and call.encoding == last.encoding
+        and call.logprob_semantics is last.logprob_semantics
+        and call.sampling.temperature == last.sampling.temperature
+        and call.policy == last.policy
+        and bool(np.array_equal(prompt[:length], row.ids))
     )

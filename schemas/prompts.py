@@ -112,9 +112,3 @@ def decode_prompts(calls: Iterable[ModelCall]) -> tuple[dict[str, Ids], dict[str
             except SchemaError as error:
                 failed[call_id] = error
     return prompts, failed
-
-
-def covers_base(call: ModelCall, base: ModelCall) -> bool:
-    """Whether the base's prompt and output are a whole prefix of the call's prompt: the two may share a row."""
-    base_ids = base.prompt.length + len(unpack_ids(base.output_ids))
-    return call.prompt.base_call_id == base.call_id and call.prompt.base_len >= base_ids

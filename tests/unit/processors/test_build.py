@@ -162,15 +162,43 @@ def test_merge_keeps_calls_of_different_kinds_apart(change: Any) -> None:
     assert [["r-1.c0"], ["r-1.c1", "r-1.c2"]] == segments(samples)
 
 
-def test_merge_does_not_bridge_a_masked_call() -> None:
-    """A call behind an untrainable one starts a row; the untrainable one's tokens are context there."""
+def test_merge_takes_a_masked_call_as_context() -> None:
+    """A call behind an untrainable one continues the row before it; the untrainable one's tokens are context there."""
     first, second, third = conversation(3)
     second = replace(second, trainable=False, defects=("logprob_missing",))
 
     samples, built = build([a_rollout(calls=[first, second, third])])
 
-    assert [["r-1.c0"], ["r-1.c2"]] == segments(samples)
+    assert [["r-1.c0", "r-1.c2"]] == segments(samples)
     assert {"r-1.c1": "logprob_missing"} == reasons(built)
+    assert len(unpack_ids(first.output_ids)) + len(unpack_ids(third.output_ids)) == unpack_mask(samples[0].mask).sum()
+
+
+def test_merge_needs_no_base() -> None:
+    """Prompts written whole, as by a gateway that lost its memory, merge like those written as deltas."""
+    calls = conversation(3)
+    prompts, _ = decode_prompts(calls)
+    whole = [replace(c, prompt=encode_prompt(prompts[c.call_id], {})) for c in calls]
+
+    samples, _ = build([a_rollout(calls=whole)])
+
+    assert [["r-1.c0", "r-1.c1", "r-1.c2"]] == segments(samples)
+
+
+def test_merge_goes_on_after_a_call_that_was_made_again() -> None:
+    """A prompt written against an aborted call of the same prompt still continues the row that its ids continue."""
+    first, second = conversation(2)
+    prompts, _ = decode_prompts([first, second])
+    aborted = replace(
+        call("aborted", 1, prompt=second.prompt), outcome=Outcome.ABORTED, trainable=False, defects=("not_completed",)
+    )
+    bases = {"aborted": np.concatenate([prompts[second.call_id], unpack_ids(aborted.output_ids)])}
+    again = replace(second, call_index=2, prompt=encode_prompt(prompts[second.call_id], bases))
+    assert again.prompt.base_call_id == "aborted"
+
+    samples, _ = build([a_rollout(calls=[first, aborted, again])])
+
+    assert [["r-1.c0", "r-1.c1"]] == segments(samples)
 
 
 @pytest.mark.parametrize(
