@@ -3,7 +3,7 @@
 `mark` is a hash of a record's content, `marks_of` the marks of everything a written rollout was made of: every record that
 join put into it has its mark there. Hashes are Python's: good within one process, where both are computed.
 
-Left out on purpose: the opening's and terminal's times (a client that repeats the request repeats the fact),
+Left out on purpose: the times of openings, events and terminals (a client that repeats the request repeats the fact),
 `ModelCall.delivered` (join overwrites it), and of an intent everything but the call (the outcome holds the rest).
 """
 
@@ -30,7 +30,7 @@ from rollstream.schemas.records import (
 
 _OPENED = attrgetter("group_id", "group_size", "task_id", "task", "policy")
 _CALL = attrgetter(*(field.name for field in fields(ModelCall) if field.name != "delivered"))
-_EVENT = attrgetter(*(field.name for field in fields(EnvironmentEvent) if field.name != "reward"))
+_EVENT = attrgetter(*(field.name for field in fields(EnvironmentEvent) if field.name not in ("at_ms", "reward")))
 _WORST_FIRST = (Delivery.NONE, Delivery.PARTIAL, Delivery.FULL, Delivery.UNKNOWN)
 
 

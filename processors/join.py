@@ -10,6 +10,8 @@ the log's; across topics there is none, and the rollout does not depend on it:
   dead letters (`conflict`); of openings, intents and terminals, which a client may repeat, the first counts.
 * A rollout that is not complete `deadline_s` after its opening is closed as `timed_out`. What happened later than that is
   late even if it was read before, so that a rebuild from the log decides the same.
+* A rollout that does not fit into a record of Kafka is written as `aborted` with nothing in it, and what it would hold goes to
+  the dead letters (`too_large`): it stops neither the worker nor its group.
 * Attempts are rollouts of their own, `rollout_id/attempt`. If a higher attempt is opened before the lower one's terminal
   (in the log of `calls`), the lower one ends as `aborted`, whatever its terminal says.
 
@@ -27,6 +29,7 @@ from rollstream.processors.config import JoinConfig, Signature
 from rollstream.processors.content import mark, marks_of, started_mark
 from rollstream.processors.ledger import Ledger, Refusal
 from rollstream.processors.open_rollout import OpenRollout
+from rollstream.schemas.codec import encode_body
 from rollstream.schemas.records import (
     CallDelivery,
     CallStarted,
@@ -37,6 +40,7 @@ from rollstream.schemas.records import (
     Terminal,
 )
 from rollstream.schemas.topics import TERMINAL_TOPICS
+from rollstream.settings import MAX_VALUE_BYTES
 
 _NAMES_ITS_ITEM = (RolloutOpened, CallStarted, ModelCall, CallDelivery, EnvironmentEvent, Terminal)
 
@@ -117,13 +121,30 @@ class JoinStage:
         del self._open[item]
         events = list(rollout.events())
         refused = rollout.conflicts(item)
-        record = rollout.to_record(rollout.started_ms + self._deadline_ms, self._signature, refused)
+        deadline_ms = rollout.started_ms + self._deadline_ms
+        record = rollout.to_record(deadline_ms, self._signature, refused)
+        why = "no_opening", f"rollout {item!r} has neither an opening nor a terminal; look for its producer"
+        if record is not None and _is_too_large(record, events):
+            message = (
+                f"rollout {item!r} has more than {MAX_VALUE_BYTES} bytes, too large for a record; give large contents by "
+                "reference (`content_ref`), or end rollouts earlier"
+            )
+            why = "too_large", message
+            refused = {event.position: why for event in events}
+            rollout.is_superseded = True
+            record = rollout.to_record(deadline_ms, self._signature, refused)
+            if record is not None and _is_too_large(record, events):  # by its task and outcome alone
+                record = None
         if record is None:
-            message = f"rollout {item!r} has neither an opening nor a terminal; look for its producer"
-            self._ledger.close(item, (), events, {event.position: ("no_opening", message) for event in events})
+            self._ledger.close(item, (), events, {event.position: why for event in events})
             self._ledger.done(item)
             return ()
         return (Emit(item, (record,), self._ledger.close(item, marks_of(record), events, refused)),)
+
+
+def _is_too_large(record: Rollout, events: list[Event]) -> bool:
+    """Whether a rollout does not fit into a record; cheap for all that are not nearly too large."""
+    return sum(len(event.value) for event in events) > MAX_VALUE_BYTES and len(encode_body(record)) > MAX_VALUE_BYTES
 
 
 def _refuse(event: Event, item: str, holds: Callable[[int], bool]) -> Refusal:

@@ -6,7 +6,8 @@ a repetition and is let go of. If not, it goes to the dead letters. That holds f
 were held while a closed item was unknown (a restart reads half of them again), and is why no offset is ever compared.
 
 What an item was made of is kept as *marks*: 64-bit hashes of content, valid in this process. A done item costs its name
-and 8 bytes a mark; they are kept as long as the partition stays here.
+and 8 bytes a mark. The last `KEPT_ITEMS` are kept; what comes for an older one is taken for a new item, as after a restart
+that begins behind it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from rollstream.schemas.records import Record
 
 Refusal = tuple[str, str]
 """Reason code and message of a dead letter."""
+
+KEPT_ITEMS = 20_000
+"""Done items that a stage remembers in one partition: hours of them, while repetitions come within minutes."""
 
 _NONE: Mapping[Position, Refusal] = MappingProxyType({})
 
@@ -95,6 +99,7 @@ class Ledger:
             used, others = leaving.used + used, leaving.others + others
         self._rejects.extend(others)
         self._made_of[item] = array("q", self._made_of.get(item, ()))
+        self._forget_oldest()
         return used
 
     def after_close(self, item: str, event: Event) -> Step:
@@ -114,6 +119,10 @@ class Ledger:
         if self._rejects:
             rejects, self._rejects = (*rejects, *self._rejects), []
         return Step(emits, rejects, finished) if emits or rejects or finished else NOTHING
+
+    def _forget_oldest(self) -> None:
+        while len(self._made_of) > KEPT_ITEMS and (oldest := next(iter(self._made_of))) not in self._leaving:
+            del self._made_of[oldest]
 
     def _holds(self, item: str, mark: int) -> bool:
         return mark in self._made_of.get(item, ())

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from rollstream.processors.base import NOTHING, Emit, Event, Position, Step
+from rollstream.processors.ledger import KEPT_ITEMS
 from rollstream.schemas.records import GroupCredits, GroupRewards, Record
 
 
@@ -22,7 +23,7 @@ class OneToOne(ABC):
 
     def __init__(self) -> None:
         self._leaving: dict[str, list[Position]] = {}
-        self._done: set[str] = set()
+        self._done: dict[str, None] = {}
 
     @abstractmethod
     def make(self, record: Record) -> GroupRewards | GroupCredits:
@@ -50,7 +51,9 @@ class OneToOne(ABC):
         return _item(made) if isinstance(made, GroupRewards | GroupCredits) else None
 
     def item_done(self, item: str) -> tuple[Position, ...]:
-        self._done.add(item)
+        self._done[item] = None
+        if len(self._done) > KEPT_ITEMS:
+            del self._done[next(iter(self._done))]
         return tuple(self._leaving.pop(item, ()))
 
     def work_done(self, key: str, result: object) -> Step:

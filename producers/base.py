@@ -24,7 +24,7 @@ class Publisher(Protocol):
 
         Returns: done when the broker has acknowledged; its exception is a BrokerError if it never will.
 
-        Raises: BrokerError: reason `queue_full`, `fatal` or `closed`; nothing was queued.
+        Raises: BrokerError: reason `queue_full`, `too_large`, `refused`, `fatal` or `closed`; nothing was queued.
         """
 
     async def publish(self, record: Record, *, noun: str | None = None, timeout_s: float | None = None) -> None:

@@ -17,10 +17,9 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from rollstream.errors import BrokerError, boundary
 from rollstream.kafka import producer_properties
 from rollstream.producers.base import acknowledged, quiet
-from rollstream.schemas.codec import Codec
 from rollstream.schemas.envelope import to_message
 from rollstream.schemas.records import Record
-from rollstream.schemas.registry import ConfluentRegistry
+from rollstream.schemas.registry import open_codec
 from rollstream.settings import KafkaSettings
 
 _POLL_S = 0.2
@@ -32,7 +31,7 @@ class KafkaPublisher:
 
     def __init__(self, kafka: KafkaSettings, *, source: str = "/gateway", linger_ms: float = 2) -> None:
         """Args: source: CloudEvents source of the messages. linger_ms: see `producer_properties`."""
-        self._codec = Codec(ConfluentRegistry(kafka.registry_url) if kafka.registry_url else None)
+        self._codec = open_codec(kafka.registry_url)
         self._prefix = kafka.prefix
         self._source = source
         self._loop = asyncio.get_running_loop()
@@ -77,7 +76,11 @@ class KafkaPublisher:
                 reason="queue_full",
             ) from cause
         except KafkaException as cause:
-            raise BrokerError(f"cannot write {name} to {message.topic!r}: {cause}", reason="refused") from cause
+            is_too_large = cause.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE
+            raise BrokerError(
+                f"cannot write {name} of {len(message.value)} bytes to {message.topic!r}: {cause}",
+                reason="too_large" if is_too_large else "refused",
+            ) from cause
         return future
 
     async def publish(self, record: Record, *, noun: str | None = None, timeout_s: float | None = None) -> None:

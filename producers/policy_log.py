@@ -6,18 +6,19 @@ Each reader sees the whole topic by itself (no consumer group): there are few re
 
 from __future__ import annotations
 
+import logging
 import time
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
-from rollstream.errors import BrokerError, boundary
+from rollstream.errors import BrokerError, SchemaError, boundary
 from rollstream.kafka import client_properties
-from rollstream.schemas.codec import Codec
 from rollstream.schemas.records import PolicyVersion
-from rollstream.schemas.registry import ConfluentRegistry
+from rollstream.schemas.registry import open_codec
 from rollstream.schemas.topics import topics
 from rollstream.settings import KafkaSettings
 
+_log = logging.getLogger(__name__)
 _OPEN_S = 5.0
 """Least time for opening the topic."""
 _FETCH_WAIT_MS = 1_000
@@ -31,7 +32,7 @@ class PolicyLog:
         """Args: policy: whose versions to read."""
         self._kafka = kafka
         self._policy = policy
-        self._codec = Codec(ConfluentRegistry(kafka.registry_url) if kafka.registry_url else None)
+        self._codec = open_codec(kafka.registry_url)
         self._consumer: Consumer | None = None
 
     def newest(self, timeout_s: float) -> PolicyVersion | None:
@@ -70,7 +71,9 @@ class PolicyLog:
         return found
 
     def wait(self, timeout_s: float) -> PolicyVersion | None:
-        """Wait for further records. Returns: the last of those that came; None if none did.
+        """Wait for further records; one that cannot be read is reported and passed over.
+
+        Returns: the last of those that came; None if none did.
 
         Raises: BrokerError: the topic could not be read before, and cannot now.
         """
@@ -80,7 +83,11 @@ class PolicyLog:
         for message in self._consumer.consume(100, timeout_s):
             value = message.value()
             if message.error() is None and value is not None:
-                record = self._codec.decode(value)
+                try:
+                    record = self._codec.decode(value)
+                except SchemaError:
+                    _log.warning("offset %s of %s is no policy", message.offset(), message.topic(), exc_info=True)
+                    continue
                 if isinstance(record, PolicyVersion) and record.policy == self._policy:
                     found = record
         return found

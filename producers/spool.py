@@ -72,7 +72,8 @@ class Spool:
     def replay(self, publisher: Publisher) -> int:
         """Submit all that is kept, in order; each file goes when its record is acknowledged.
 
-        A damaged file is set aside as `*.bad` and reported: it must not keep the others from Kafka.
+        A damaged file is set aside as `*.bad` and reported: it must not keep the others from Kafka. Nor must a record that the
+        publisher refuses: its file stays for the next start.
 
         Returns: how many were submitted.
         """
@@ -84,7 +85,12 @@ class Spool:
                 _log.exception("cannot replay %s; it is set aside as .bad", file)
                 file.rename(file.with_suffix(".bad"))
                 continue
-            self.remove_when_done(file, publisher.submit(record, noun=noun))
+            try:
+                submitted = publisher.submit(record, noun=noun)
+            except BrokerError:
+                _log.exception("cannot replay %s; it stays there", file)
+                continue
+            self.remove_when_done(file, submitted)
             count += 1
         return count
 

@@ -144,10 +144,13 @@ def schemas_register(context: click.Context) -> None:
 @click.pass_context
 def audit(context: click.Context, store: str | None, closed: bool, as_json: bool) -> None:
     """Prove from stored data that every call is accounted for and every check holds. Exit code 1 where one does not."""
+    from rollstream.schemas.registry import open_codec
     from rollstream.sinks.audit import audit as run_audit
     from rollstream.sinks.connect import connect
 
-    report = run_audit(connect(store or _settings(context).sink.clickhouse, migrate=False), closed=closed)
+    settings = _settings(context)
+    client = connect(store or settings.sink.clickhouse, migrate=False)
+    report = run_audit(client, closed=closed, codec=open_codec(settings.kafka.registry_url))
     click.echo(json.dumps(report.as_dict(), indent=2) if as_json else str(report))
     sys.exit(0 if report.ok else 1)
 

@@ -1,7 +1,7 @@
 """How a process of ours talks to Kafka: the settings as librdkafka properties.
 
 Producers, sinks and trainers all start from `client_properties` and add what only they need. What a user gives under
-`kafka.properties` (security, for instance) wins over all of it.
+`kafka.properties` (security, for instance) wins over all of it but the partitioner.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from rollstream.errors import BrokerError
 from rollstream.schemas.topics import PARTITIONER
-from rollstream.settings import MAX_RECORD_BYTES, KafkaSettings
+from rollstream.settings import MAX_VALUE_BYTES, KafkaSettings
 
 
 def client_properties(kafka: KafkaSettings, *, client_id: str = "rollstream") -> dict[str, Any]:
@@ -32,13 +32,13 @@ def producer_properties(
     return {
         "enable.idempotence": True,
         "acks": "all",
-        "partitioner": PARTITIONER,
         "linger.ms": linger_ms,
         "message.timeout.ms": 0,  # librdkafka: 0 is infinite
-        "message.max.bytes": MAX_RECORD_BYTES,
+        "message.max.bytes": MAX_VALUE_BYTES,
         "reconnect.backoff.max.ms": 1_000,
         "compression.type": "none",  # packed ids of one call barely compress, and a batch is small
         **client_properties(kafka, client_id=client_id),
+        "partitioner": PARTITIONER,  # nobody's choice: with another one a group's records would be spread
     }
 
 

@@ -22,6 +22,8 @@ PREFIX = "ROLLSTREAM_"
 
 MAX_RECORD_BYTES = 8_000_000
 """Largest record of any topic, the same for producers and topics: a prompt of 200,000 tokens is 0.8 MB, a rollout holds many."""
+MAX_VALUE_BYTES = MAX_RECORD_BYTES - 64 * 1024
+"""Largest source record and rollout: leaves room for key, headers and batch, and for the dead letter that holds it whole."""
 
 
 class _Part(BaseModel):
@@ -153,7 +155,11 @@ def load_settings(file: Path | None = None, environ: Mapping[str, str] | None = 
     for name, text in (os.environ if environ is None else environ).items():
         if name.startswith(PREFIX):
             part, _, field = name[len(PREFIX) :].lower().partition("__")
-            values[part] = {**(values.get(part) or {}), field: _value(text)} if field else _value(text)
+            value = _value(name, text)
+            outer = values.get(part) or {}
+            if field and not isinstance(outer, dict):
+                raise SettingsError(f"setting {part}: expected a mapping, got {outer!r}")
+            values[part] = {**outer, field: value} if field else value
     try:
         return Settings(**values)
     except ValidationError as cause:
@@ -167,9 +173,14 @@ def setting_names() -> Iterator[str]:
             yield f"{PREFIX}{part}__{field}".upper()
 
 
-def _value(text: str) -> Any:
+def _value(name: str, text: str) -> Any:
     """Lists and mappings are given as JSON or YAML in flow style; all else stays text for pydantic to read."""
-    return yaml.safe_load(text) if text[:1] in "[{" and text else text
+    if not text.startswith(("[", "{")):
+        return text
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as cause:
+        raise SettingsError(f"cannot read {name}={text!r} as a list or mapping: {cause}") from cause
 
 
 def _problem(error: Any) -> str:

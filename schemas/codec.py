@@ -207,7 +207,7 @@ class Codec:
             if self._registry is None:
                 raise SchemaError(
                     f"cannot decode: the bytes name registry schema {schema_id}, and no registry is set; set "
-                    "ROLLSTREAM_REGISTRY_URL",
+                    "ROLLSTREAM_KAFKA__REGISTRY_URL",
                     reason="unknown_schema",
                 )
             raw = json.loads(self._registry.schema_text(schema_id))

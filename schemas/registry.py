@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from rollstream.errors import SchemaError, boundary
-from rollstream.schemas.codec import SchemaFile
+from rollstream.errors import BrokerError, SchemaError, boundary
+from rollstream.schemas.codec import Codec, SchemaFile
+
+_NOT_FOUND = 404
+
+
+def open_codec(url: str | None) -> Codec:
+    """The codec of a deployment. Args: url: `kafka.registry_url` of the settings; None where there is no registry."""
+    return Codec(None if url is None else ConfluentRegistry(url))
 
 
 class ConfluentRegistry:
@@ -30,9 +37,21 @@ class ConfluentRegistry:
             return found
 
     def schema_text(self, schema_id: int) -> str:
-        """The schema behind an id."""
-        with boundary(SchemaError, f"get schema {schema_id} from registry {self._url}", reason="unknown_schema"):
-            return str(self._client.get_schema(schema_id).schema_str)
+        """The schema behind an id.
+
+        Raises: SchemaError: the registry has none. BrokerError: reason `registry_down`: it does not say, so nothing is known
+            about the bytes, and they must not be taken for unreadable.
+        """
+        from confluent_kafka.schema_registry import SchemaRegistryError
+
+        what = f"get schema {schema_id} from registry {self._url}"
+        with boundary(BrokerError, what, reason="registry_down"):
+            try:
+                return str(self._client.get_schema(schema_id).schema_str)
+            except SchemaRegistryError as cause:
+                if cause.http_status_code != _NOT_FOUND:
+                    raise
+                raise SchemaError(f"cannot {what}: {cause}", reason="unknown_schema") from cause
 
     def register(self, schema: SchemaFile) -> int:
         """Register a schema. Returns: its id."""

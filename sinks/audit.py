@@ -13,20 +13,15 @@ the sinks have caught up with.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rollstream.schemas.codec import Codec
-from rollstream.sinks.check_accounted import (
-    ACCOUNTED,
-    IDENTITY,
-    Quarantine,
-    check_accounted,
-    check_identity,
-    quarantine,
-)
+from rollstream.sinks.check_accounted import IDENTITY, Quarantine, check_accounted, check_identity, quarantine
 from rollstream.sinks.check_lineage import LINEAGE, check_lineage, check_records
+from rollstream.sinks.check_placed import ACCOUNTED
 from rollstream.sinks.check_rewards import REWARDS, Bounds, check_advantages, check_rewards
 from rollstream.sinks.check_tokens import TOKENS, check_tokens
 from rollstream.sinks.check_weights import WEIGHTS, check_weights
@@ -40,6 +35,9 @@ CONSUMED = "consumed"
 CHECKS = (ACCOUNTED, TOKENS, LINEAGE, REWARDS, WEIGHTS, IDENTITY, CONSUMED)
 """Names of the checks, in the order of the report."""
 
+PLACES = ("in samples", "masked", "quarantined", "open", "unaccounted")
+"""Where a call may be; the report counts each call once, in the first that fits."""
+
 SHOWN = 20
 _GROUPS_AT_ONCE = 100
 
@@ -49,7 +47,7 @@ class AuditReport:
     """What an audit found."""
 
     counts: dict[str, int]
-    """Stored things by name: groups, calls, samples, sampled tokens, masked calls, dead letters, ..."""
+    """Stored things by name: groups, calls, samples, sampled tokens, calls by place, dead letters, ..."""
     findings: dict[str, list[Finding]] = field(default_factory=lambda: {name: [] for name in CHECKS})
     """What does not hold, by check."""
     open_calls: dict[str, str] = field(default_factory=dict)
@@ -91,19 +89,19 @@ class AuditReport:
         return "\n".join(lines)
 
 
-def audit(client: Client, *, closed: bool = False) -> AuditReport:
+def audit(client: Client, *, closed: bool = False, codec: Codec | None = None) -> AuditReport:
     """Check everything that is stored.
 
     Args:
         client: from `connect`.
+        codec: reads the bytes in dead letters; needed where a registry is used.
         closed: nothing should be open any more: a call that waits for something is a failure.
     Raises: AuditError: the store cannot be read.
     """
     stored = Stored(client)
-    letters = list(stored.dead_letters())
     return audit_evidence(
         (evidence for batch in stored.batches(_GROUPS_AT_ONCE) for evidence in batch),
-        held=quarantine(letters, Codec()),
+        held=quarantine(stored.dead_letters(), codec or Codec()),
         bounds=_bounds(stored),
         unknown_samples=_unknown_samples(stored),
         counts=_counts(stored),
@@ -130,16 +128,17 @@ def audit_evidence(
         counts: goes into the report.
         closed: open calls are failures.
     """
-    report = AuditReport(counts)
-    codec = Codec()
+    report = AuditReport(dict(counts))
+    places: Counter[str] = Counter()
     constants: dict[str, float] = {}
     findings: list[Finding] = []
     for evidence in groups:
         view = View(evidence)
-        accounted, still_open = check_accounted(view, held)
-        findings += accounted
-        report.open_calls |= still_open
-        findings += check_identity(view, held, codec)
+        accounts = check_accounted(view, held)
+        findings += accounts.findings
+        places += accounts.places
+        report.open_calls |= accounts.still_open
+        findings += check_identity(view, held)
         findings += check_records(view)
         findings += check_rewards(view, bounds)
         for built in evidence.built:
@@ -153,6 +152,7 @@ def audit_evidence(
     if closed:
         for call_id, waits in report.open_calls.items():
             findings.append(Finding(ACCOUNTED, call_id, f"is open: it waits for its {waits}"))
+    report.counts |= {f"calls {place}": places[place] for place in PLACES}
     for finding in findings:
         report.findings[finding.check].append(finding)
     return report
@@ -196,7 +196,6 @@ def _counts(stored: Stored) -> dict[str, int]:
         "groups built": "SELECT uniqExact(group_id) FROM built_groups",
         "samples": "SELECT count() FROM samples FINAL",
         "sampled tokens": "SELECT sum(arraySum(mask)) FROM samples FINAL",
-        "masked calls": "SELECT uniqExact(call.1) FROM (SELECT arrayJoin(masked) AS call FROM built_groups FINAL)",
         "dead letters": "SELECT count() FROM dead_letters FINAL",
         "samples trained on": "SELECT uniqExact(id) FROM (SELECT arrayJoin(sample_ids) AS id FROM consumptions)",
     }

@@ -1,16 +1,18 @@
 """Check 1: every call that was started is in a sample, masked with a reason, in a dead letter, or still open.
 
 Also that intent and outcome of a call say the same, that deliveries were heard, and that no identity stands for two
-contents.
+contents. That every call of a built group has its one place is in `check_placed.py`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from rollstream.errors import SchemaError
-from rollstream.schemas.codec import Codec
+from rollstream.schemas.codec import Codec, encode_body
+from rollstream.schemas.identity import digest_bytes
 from rollstream.schemas.records import (
     CallDelivery,
     CallStarted,
@@ -21,11 +23,12 @@ from rollstream.schemas.records import (
     GroupRewards,
     GroupScores,
     ModelCall,
+    Record,
     Rollout,
 )
+from rollstream.sinks.check_placed import ACCOUNTED, check_placed
 from rollstream.sinks.view import Finding, View
 
-ACCOUNTED = "accounted"
 IDENTITY = "identity"
 
 _WORST_FIRST = (Delivery.NONE, Delivery.PARTIAL, Delivery.FULL, Delivery.UNKNOWN)
@@ -37,24 +40,47 @@ class Quarantine:
 
     call_ids: set[str] = field(default_factory=set)
     """Calls, also as parts of rollouts."""
+    deliveries: set[str] = field(default_factory=set)
+    """Calls of which a correction of the delivery was refused."""
     rollouts: set[tuple[str, int]] = field(default_factory=set)
     """Rollout attempts, also as members of groups."""
-    values: set[bytes] = field(default_factory=set)
-    """The bytes."""
+    bodies: set[str] = field(default_factory=set)
+    """Digests of the records, without their framing."""
+
+    def has(self, record: Record) -> bool:
+        """Whether this very record was refused."""
+        return bool(self.bodies) and digest_bytes(encode_body(record)) in self.bodies
+
+
+@dataclass(slots=True)
+class Accounts:
+    """Where the calls of a group are."""
+
+    findings: list[Finding] = field(default_factory=list)
+    """What does not hold."""
+    places: Counter[str] = field(default_factory=Counter)
+    """Calls by place: `in samples`, `masked`, `quarantined`, `open` or `unaccounted`; each call is in the first that fits."""
+    still_open: dict[str, str] = field(default_factory=dict)
+    """Open calls, with what they wait for."""
 
 
 def quarantine(letters: Iterable[DeadLetter], codec: Codec) -> Quarantine:
-    """What the dead letters account for: what they name, and what their bytes say where these can be read."""
+    """What the dead letters account for: what their bytes say or, where these cannot be read, the call that they name.
+
+    A late tool result or delivery names its call, too, and does not account for it.
+    """
     found = Quarantine()
     for letter in letters:
-        found.values.add(letter.value)
-        if letter.call_id is not None:
-            found.call_ids.add(letter.call_id)
         try:
             record = codec.decode(letter.value)
         except SchemaError:
+            if letter.call_id is not None:
+                found.call_ids.add(letter.call_id)
             continue
-        if isinstance(record, ModelCall | CallStarted | CallDelivery):
+        found.bodies.add(digest_bytes(encode_body(record)))
+        if isinstance(record, CallDelivery):
+            found.deliveries.add(record.call_id)
+        elif isinstance(record, ModelCall | CallStarted):
             found.call_ids.add(record.call_id)
         elif isinstance(record, Rollout):
             found.rollouts.add((record.rollout_id, record.attempt))
@@ -66,43 +92,50 @@ def quarantine(letters: Iterable[DeadLetter], codec: Codec) -> Quarantine:
     return found
 
 
-def check_accounted(view: View, held: Quarantine) -> tuple[list[Finding], dict[str, str]]:
-    """Returns: findings, and the calls that are still open, with what they wait for."""
-    findings: list[Finding] = []
-    still_open: dict[str, str] = {}
+def check_accounted(view: View, held: Quarantine) -> Accounts:
+    """Where each call that was started is, and what does not hold."""
+    accounts = Accounts()
     evidence = view.evidence
-    used = {segment.call_id for sample in evidence.samples for segment in sample.segments}
+    for built in evidence.built:
+        accounts.findings += check_placed(view, built)
+    told = {finding.about for finding in accounts.findings}
+    # A sample counts once its group's record names it: until then no trainer gets it.
+    samples = [sample for built in evidence.built for sample in view.samples_of(built)]
+    used = {segment.call_id for sample in samples for segment in sample.segments}
     masked = {call.call_id: call for built in evidence.built for call in built.masked}
     started = {(start.call_id, start.rollout_id, start.attempt) for start in evidence.starts}
     started |= {(call.call_id, call.rollout_id, call.attempt) for call in evidence.calls}
     for call_id, rollout_id, attempt in sorted(started):
-        if call_id in used or call_id in masked or call_id in held.call_ids or (rollout_id, attempt) in held.rollouts:
-            continue
-        waits = _waits_for(view, call_id, rollout_id, attempt)
-        if waits is None:
-            findings.append(
-                Finding(
-                    ACCOUNTED,
-                    call_id,
-                    f"call of rollout {rollout_id!r} attempt {attempt} was started, its group {view.group_id!r} is built, and "
-                    "it is in no sample, not masked, and in no dead letter",
-                )
-            )
+        waits = None
+        if call_id in used:
+            place = "in samples"
+        elif call_id in masked:
+            place = "masked"
+        elif call_id in held.call_ids or (rollout_id, attempt) in held.rollouts:
+            place = "quarantined"
+        elif waits := _waits_for(view, call_id, rollout_id, attempt):
+            place = "open"
+            accounts.still_open[call_id] = waits
         else:
-            still_open[call_id] = waits
+            place = "unaccounted"
+            if call_id not in told:
+                message = (
+                    f"call of rollout {rollout_id!r} attempt {attempt} was started, and it is in no closed rollout or built "
+                    f"group of group {view.group_id!r}, and in no dead letter"
+                )
+                accounts.findings.append(Finding(ACCOUNTED, call_id, message))
+        accounts.places[place] += 1
     known = {(call_id, rollout_id) for call_id, rollout_id, _ in started}
     for call_id, call in masked.items():
-        if not call.reason:
-            findings.append(Finding(ACCOUNTED, call_id, "is masked without a reason"))
         if (call_id, call.rollout_id) not in known:
             message = f"is masked in rollout {call.rollout_id!r}, and no intent or outcome of it there is stored"
-            findings.append(Finding(ACCOUNTED, call_id, message))
-    findings += _intents(view)
-    findings += _deliveries(view, held)
-    return findings, still_open
+            accounts.findings.append(Finding(ACCOUNTED, call_id, message))
+    accounts.findings += _intents(view, held)
+    accounts.findings += _deliveries(view, held)
+    return accounts
 
 
-def check_identity(view: View, held: Quarantine, codec: Codec) -> list[Finding]:
+def check_identity(view: View, held: Quarantine) -> list[Finding]:
     """One content an identity; what join or group refused as a conflict does not count."""
     kinds: tuple[tuple[str, Iterable[tuple[object, object]]], ...] = (
         (
@@ -110,7 +143,7 @@ def check_identity(view: View, held: Quarantine, codec: Codec) -> list[Finding]:
             (
                 ((call.call_id, call.call_attempt), replace(call, delivered=Delivery.UNKNOWN))
                 for call in view.evidence.calls
-                if codec.encode(call) not in held.values
+                if not held.has(call)
             ),
         ),
         (
@@ -152,8 +185,9 @@ def _waits_for(view: View, call_id: str, rollout_id: str, attempt: int) -> str |
     return None if view.evidence.built else "samples"
 
 
-def _intents(view: View) -> Iterator[Finding]:
-    outcomes = {(call.call_id, call.call_attempt): call for call in view.evidence.calls}
+def _intents(view: View, held: Quarantine) -> Iterator[Finding]:
+    calls = (call for call in view.evidence.calls if not held.has(call))
+    outcomes = {(call.call_id, call.call_attempt): call for call in calls}
     for start in view.evidence.starts:
         call = outcomes.get((start.call_id, start.call_attempt))
         if call is None:
@@ -183,7 +217,7 @@ def _deliveries(view: View, held: Quarantine) -> Iterator[Finding]:
             told = worst.get((ref.call_id, ref.call_attempt), Delivery.UNKNOWN)
             written = [c.delivered for c in view.calls.get(ref.call_id, ()) if c.call_attempt == ref.call_attempt]
             expected = {min(told, delivered, key=_WORST_FIRST.index) for delivered in written}
-            if written and ref.delivered not in expected and ref.call_id not in held.call_ids:
+            if written and ref.delivered not in expected and ref.call_id not in held.deliveries:
                 yield Finding(
                     ACCOUNTED,
                     ref.call_id,

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rollstream.schemas.identity import digest_ids, digest_json
-from rollstream.schemas.records import GroupBuilt, ModelCall, Sample, SampleSegment, VersionSpan
+from rollstream.schemas.records import Delivery, GroupBuilt, ModelCall, Sample, SampleSegment, VersionSpan
 from rollstream.schemas.types import pack_ids, unpack_floats, unpack_ids, unpack_mask
 from rollstream.sinks.view import Finding, View
 
@@ -92,6 +92,8 @@ def _segment(
     start, end = segment.start, segment.end
     if not call.trainable:
         yield f"is not trainable: {', '.join(call.defects) or 'no defect named'}"
+    if call.delivered in (Delivery.NONE, Delivery.PARTIAL):
+        yield f"did not reach the client whole: delivered is {call.delivered.value!r}"
     if pack_ids(ids[start:end]) != call.output_ids:
         yield f"tokens [{start}, {end}) are not the ids it sampled"
     if logprobs[start:end].tobytes() != call.output_logprobs:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from rollstream.errors import SettingsError, SinkError, boundary
 
@@ -24,8 +24,8 @@ def connect(url: str, *, migrate: bool = True) -> Client:
 
     Args:
         url: `chdb://FOLDER?database=NAME`, or `http(s)://USER:PASSWORD@HOST:PORT/DATABASE?SETTING=VALUE`. The database is
-            `rollstream` where none is named.
-        migrate: False leaves the tables as they are.
+            `rollstream` where none is named. User and password are percent-encoded where they hold one of `:/?#@%`.
+        migrate: False leaves the tables as they are, and opens no folder that is not there.
     Raises: SettingsError: not such an address. SinkError: the store cannot be opened.
     """
     import clickhouse_connect
@@ -35,6 +35,10 @@ def connect(url: str, *, migrate: bool = True) -> Client:
     if parts.scheme == "chdb":
         folder = Path(parts.netloc + parts.path)
         database = options.pop("database", DATABASE)
+        if not migrate and not folder.is_dir():
+            raise SinkError(
+                f"cannot open ClickHouse in {str(folder)!r}: there is no such folder", reason="store_closed"
+            )
         with boundary(
             SinkError,
             f"open ClickHouse in {str(folder)!r}: its folder belongs to one process at a time; if a sink or an audit is "
@@ -50,8 +54,8 @@ def connect(url: str, *, migrate: bool = True) -> Client:
                 interface=parts.scheme,
                 host=parts.hostname,
                 port=parts.port or (8443 if parts.scheme == "https" else 8123),
-                username=parts.username,
-                password=parts.password or "",
+                username=None if parts.username is None else unquote(parts.username),
+                password=unquote(parts.password or ""),
                 autogenerate_session_id=False,
                 settings=dict(options),
             )

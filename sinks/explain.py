@@ -54,7 +54,7 @@ class Explanation:
     aggregation: str
     """What the weight stands for, and what the trainer still divides by."""
     call: dict[str, Any]
-    """The call: id, index, output token, sampling, engine, encoding, finish reason."""
+    """The call: id, index, number in its rollout, output token, sampling, engine, encoding, finish reason."""
     prefix_length: int
     """Number of tokens that it was sampled under."""
     prompt_length: int
@@ -94,7 +94,7 @@ class Explanation:
             [
                 f"sample   {self.sample_id}, token {self.token}",
                 f"token    id {self.token_id}, log-probability {self.logprob:.6g}, policy version {self.version}",
-                f"call     {call['call_id']} (index {call['call_index']}, output token {call['output_token']} of "
+                f"call     {call['call_id']} (number {call['number']} of the rollout, output token {call['output_token']} of "
                 f"{call['output_tokens']}, {call['finish_reason']}), temperature {call['temperature']:g}, {call['engine']}",
                 f"prefix   {self.prefix_length} tokens: the call's prompt of {self.prompt_length} (digest {self.prompt_digest}, "
                 f"{'verified' if self.prefix_holds else 'NOT the tokens of this sample'}), then its output before this token",
@@ -171,6 +171,7 @@ def explain_sample(evidence: Evidence, sample_id: str, token: int | None, consum
         call={
             "call_id": call.call_id,
             "call_index": call.call_index,
+            "number": 1 + [ref.call_id for ref in row.calls].index(call.call_id),
             "call_attempt": call.call_attempt,
             "output_token": at,
             "output_tokens": segment.end - segment.start,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rollstream.errors import BrokerError, SettingsError, boundary
 from rollstream.kafka import client_properties
-from rollstream.schemas.codec import Codec
+from rollstream.schemas.registry import open_codec
 from rollstream.schemas.topics import topics
 from rollstream.settings import KafkaSettings, Settings
 from rollstream.sinks.base import Sink
@@ -81,11 +81,7 @@ def open_sink(settings: Settings, kind: str) -> Sink:
 
     Raises: SettingsError: there is none. SinkError: the store cannot be opened.
     """
-    codec = Codec()
-    if settings.kafka.registry_url is not None:
-        from rollstream.schemas.registry import ConfluentRegistry
-
-        codec = Codec(ConfluentRegistry(settings.kafka.registry_url))
+    codec = open_codec(settings.kafka.registry_url)
     if kind == "clickhouse":
         from rollstream.sinks.clickhouse import ClickHouseSink
         from rollstream.sinks.connect import connect

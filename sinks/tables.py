@@ -6,7 +6,8 @@ The statements are in `ddl/`; a test holds both together.
 
 Every table also has `_topic`, `_partition`, `_offset` (where the record stands), `_time` (its event time) and `_digest` (of its
 bytes). The digest is part of the sorting key: the same record stored twice is one row, while two different records under
-one identity stay two, for `audit` to find.
+one identity stay two, for `audit` to find. Not so in `consumptions`: a trainer that repeats a step after a crash writes another
+time into the same record, and the step counts once.
 """
 
 from __future__ import annotations

@@ -67,12 +67,16 @@ class View:
 
     @functools.cached_property
     def prompts(self) -> tuple[dict[str, Ids], dict[str, SchemaError]]:
-        """Whole prompts by call id, and why a call has none; deltas are followed within a rollout attempt."""
+        """Whole prompts by call id, and why a call has none; deltas are followed within a rollout attempt.
+
+        Of several contents under one id, that which the rollout was made of counts.
+        """
         by_rollout = _by(((call.rollout_id, call.attempt), call) for call in self.evidence.calls)
         whole: dict[str, Ids] = {}
         failed: dict[str, SchemaError] = {}
-        for calls in by_rollout.values():
-            found, missing = decode_prompts(calls)
+        for key, calls in by_rollout.items():
+            rows = [row for row in self.evidence.rollouts if (row.rollout_id, row.attempt) == key]
+            found, missing = decode_prompts([*calls, *(call for row in rows for call in self.calls_of(row))])
             whole |= found
             failed |= missing
         return whole, failed

@@ -18,6 +18,11 @@ from rollstream.trainers.base import SampleGroup
 REMEMBERED_GROUPS = 4_096
 """How many groups back a repetition is noticed. Repetitions come from a builder that restarted, so they are near."""
 
+ABANDONED_AFTER_GROUPS = REMEMBERED_GROUPS // 2
+"""Samples whose group is still without its record after so many whole groups are forgotten: their builder died and its
+successor, with another pipeline, made other ones. They would hold the position back for ever, and the groups behind it would in
+the end be more than are remembered, and come twice."""
+
 
 @dataclass(frozen=True, slots=True)
 class Complete:
@@ -55,6 +60,9 @@ class GroupAssembler:
         self._next = 0
         self._samples: dict[str, dict[str, tuple[int, Sample]]] = {}
         """By group, then by sample id: offset and sample."""
+        self._since: dict[str, int] = {}
+        """How many groups were whole when the first sample of an open one came."""
+        self._whole = 0
         self._ready: dict[str, Complete] = {}
         """Whole groups that nobody has taken."""
         self._taken: OrderedDict[str, None] = OrderedDict()
@@ -74,8 +82,12 @@ class GroupAssembler:
             return None
         if isinstance(record, Sample):
             self._samples.setdefault(item, {}).setdefault(record.sample_id, (offset, record))
+            self._since.setdefault(item, self._whole)
             return None
         held = self._samples.pop(item, {})
+        self._since.pop(item, None)
+        self._whole += 1
+        self._forget_abandoned()
         missing = [sample_id for sample_id in record.sample_ids if sample_id not in held]
         if missing and self._began_anywhere:
             self._ready[item] = Complete(record, (), offset, is_cut=True)
@@ -107,11 +119,20 @@ class GroupAssembler:
         """From which offset to read again, and which groups from there on are done."""
         open_first = [offset for held in self._samples.values() for offset, _ in held.values()]
         offset = min([self._next, *open_first, *(complete.first for complete in self._ready.values())])
-        return {"offset": offset, "done": list(self._taken)}
+        return {"offset": offset, "done": list(self._taken), "began_anywhere": self._began_anywhere}
 
     def seek(self, position: Mapping[str, Any]) -> int:
         """Forget everything and go on from a position. Returns: the offset to read from."""
-        self._samples, self._ready, self._began_anywhere = {}, {}, False
+        self._samples, self._since, self._ready = {}, {}, {}
+        # The group that retention cut may still have been open when the position was taken.
+        self._began_anywhere = bool(position.get("began_anywhere", False))
         self._taken = OrderedDict.fromkeys(position["done"])
         self._next = int(position["offset"])
         return self._next
+
+    def _forget_abandoned(self) -> None:
+        while self._since:
+            item, since = next(iter(self._since.items()))  # the longest open one: they are kept in order
+            if self._whole - since <= ABANDONED_AFTER_GROUPS:
+                return
+            del self._since[item], self._samples[item]

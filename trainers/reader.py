@@ -18,6 +18,7 @@ from rollstream.schemas.codec import Codec
 from rollstream.schemas.envelope import to_message
 from rollstream.schemas.identity import digest_json
 from rollstream.schemas.records import Consumption, GroupBuilt, Sample, SkippedGroup
+from rollstream.schemas.registry import open_codec
 from rollstream.schemas.topics import topics
 from rollstream.settings import KafkaSettings
 from rollstream.trainers.base import SampleGroup
@@ -41,7 +42,7 @@ class SampleReader:
         max_staleness: groups whose oldest token is more versions behind than this are skipped; None takes all.
         skip_no_spread: skip groups in which every advantage is 0.
         start: where to read from without a position: `earliest` or `latest`.
-        codec: decodes and encodes records; needed where a registry is used.
+        codec: decodes and encodes records; None makes the one of the settings.
         clock_ms: UTC epoch milliseconds, for the time of consumption records.
 
     Raises: BrokerError: the broker does not answer, or the topic is not there.
@@ -67,7 +68,7 @@ class SampleReader:
         self._policy = policy
         self._max_staleness = max_staleness
         self._skip_no_spread = skip_no_spread
-        self._codec = codec or Codec()
+        self._codec = codec or open_codec(kafka.registry_url)
         self._clock_ms = clock_ms
         self._prefix = kafka.prefix
         self._topic = topics()["samples"].name(kafka.prefix)

@@ -36,7 +36,9 @@ class Parts:
     def start_stream(self) -> None:
         """Broker, topics, processors and sinks: all that needs no model."""
         self._stack.enter_context(self.broker)
-        self.start("topics", ["-m", "rollstream", "topics", "apply"]).wait_exit(_START_S)
+        topics = self.start("topics", ["-m", "rollstream", "topics", "apply"])
+        if topics.wait_exit(_START_S) != 0:
+            raise SystemExit(f"making the topics failed; log {topics.log_file}:\n{topics.log_tail()}")
         self.start("processors", ["-m", "rollstream", "processor"])
         self.start("sink-clickhouse", ["-m", "rollstream", "sink", "clickhouse"])
         self.start("sink-objects", ["-m", "rollstream", "sink", "objects"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM
 
-from rollstream.sinks.audit import AuditReport, audit
+from rollstream.sinks.audit import PLACES, AuditReport, audit
 from rollstream.sinks.connect import connect
 from rollstream.sinks.explain import Explanation, explain
 
@@ -108,7 +109,7 @@ class Report:
             success_by_depth=depths,
             success_start=_mean_success([versions[min(versions)]]),
             success_end=_mean_success([versions[version] for version in last]),
-            calls=_calls(client),
+            calls=_calls(report.counts),
             groups=_groups(client),
             staleness=staleness,
             audit=report,
@@ -155,12 +156,13 @@ class Report:
             f"{self.rescored.recorded:.6f}, difference {self.rescored.difference:.1e}"
         )
         shown = Path(os.path.relpath(out))
+        command = os.path.relpath(Path(sys.executable).with_name("rollstream"))
         console.print(
             f"\nLeft to look at in {shown}: report.json, success.png, clickhouse/, objects/, weights/, logs/"
         )
-        console.print(f"  rollstream audit --store chdb://{shown}/clickhouse")
+        console.print(f"  {command} audit --store chdb://{shown}/clickhouse")
         token = f"{self.rescored.sample_id}:{self.rescored.position}"
-        console.print(f"  rollstream explain {token} --store chdb://{shown}/clickhouse", soft_wrap=True)
+        console.print(f"  {command} explain {token} --store chdb://{shown}/clickhouse", soft_wrap=True)
         for name, sql in SQL.items():
             console.print(f"\n-- {name}{sql};", highlight=False, soft_wrap=True)
 
@@ -185,8 +187,8 @@ def live_table(played: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[st
             str(len(rewards)),
             f"{success:.0%}",
             "█" * round(20 * success),
-            f"{step.get('staleness', 0):.1f}",
-            f"{step.get('entropy', 0):.2f}",
+            f"{step['staleness']:.1f}" if step else "",
+            f"{step['entropy']:.2f}" if step else "",
         )
     return table
 
@@ -236,15 +238,11 @@ def _rescore(client: Any, out: Path) -> Rescored:
     return Rescored(sample_id, position, int(version), float(logprobs[position]), computed)
 
 
-def _calls(client: Any) -> dict[str, int]:
-    def count(sql: str) -> int:
-        return int(client.query(sql).result_rows[0][0])
-
+def _calls(counts: Mapping[str, int]) -> dict[str, int]:
+    """Where the started calls are, each in one place, as the audit found them."""
     return {
-        "started": count("SELECT uniqExact(call_id) FROM call_starts"),
-        "in_samples": count("SELECT uniqExact(tupleElement(arrayJoin(segments), 'call_id')) FROM samples FINAL"),
-        "masked": count("SELECT uniqExact(tupleElement(arrayJoin(masked), 'call_id')) FROM built_groups FINAL"),
-        "quarantined": count("SELECT uniqExact(call_id) FROM dead_letters WHERE call_id IS NOT NULL"),
+        "started": counts["calls started"],
+        **{place.replace(" ", "_"): counts[f"calls {place}"] for place in PLACES},
     }
 
 

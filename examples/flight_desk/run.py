@@ -20,6 +20,8 @@ from .parts import Parts, Tail
 from .report import Report, draw, live_table, write_report
 
 _HERE = Path(__file__).parent
+_MARK = "logs/kafka.log"
+"""The first file that a demo makes."""
 
 
 @click.command()
@@ -28,17 +30,16 @@ _HERE = Path(__file__).parent
     type=click.Path(path_type=Path),
     default=Path("out/demo"),
     show_default=True,
-    help="Folder; emptied first.",
+    help="Folder; what an earlier demo left there goes first.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Decides teaching, desks and training order.")
-@click.option("--steps", type=int, default=recipe.STEPS, show_default=True, help="Optimizer steps.")
+@click.option("--steps", type=click.IntRange(min=1), default=recipe.STEPS, show_default=True, help="Optimizer steps.")
 @click.option("--shuffle-rewards", is_flag=True, help="Control run: rewards are shuffled, so nothing can be learned.")
 def main(out: Path, seed: int, steps: int, shuffle_rewards: bool) -> None:
     """Run the demo. Exit code 1 if success did not rise (or rose in a control run) or the audit found a fault."""
     console = Console()
     out = out.absolute()
-    shutil.rmtree(out, ignore_errors=True)
-    (out / "logs").mkdir(parents=True)
+    empty(out)
     began_s = time.monotonic()
     with Parts(out, out / "model", _HERE / "pipeline.yaml") as parts:
         console.print(f"Starting broker, processors and sinks; logs in {out / 'logs'}")
@@ -62,6 +63,20 @@ def main(out: Path, seed: int, steps: int, shuffle_rewards: bool) -> None:
     draw(report, out / "success.png")
     report.show(console, out)
     raise SystemExit(0 if report.is_good else 1)
+
+
+def empty(out: Path) -> None:
+    """Make the demo's folder, without what an earlier demo left in it.
+
+    Raises: click.UsageError: it holds something else, which is not ours to delete.
+    """
+    is_ours = (out / _MARK).is_file()
+    if out.exists() and not is_ours and (not out.is_dir() or any(out.iterdir())):
+        raise click.UsageError(f"--out {out} is no folder of this demo; give an empty or a new one")
+    if out.exists():
+        shutil.rmtree(out)
+    (out / "logs").mkdir(parents=True)
+    (out / _MARK).touch()
 
 
 def _teach(parts: Parts, seed: int) -> None:

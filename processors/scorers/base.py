@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -19,6 +21,8 @@ from rollstream.schemas.types import Json
 
 LIMIT = 1e15
 """Largest score and weight: their squares and sums stay far from the ends of float64, and products within float32."""
+_ERROR_CHARACTERS = 2_000
+"""Most of an error's text that is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +91,27 @@ async def run_scorer(scorer: Scorer, rollout: Rollout, timeout_s: float) -> Said
 
 async def _run(scorer: Scorer, rollout: Rollout) -> Said:
     try:
-        with boundary(StageError, "score", reason="raised"):
+        with scoring():
             return read_verdict(await scorer.score(rollout))
     except RollstreamError as error:
         reason = error.reason if error.reason in ("no_value", "bad_value") else "raised"
-        return Said(error=f"{reason}: {str(error).removeprefix('cannot score: ')}")
+        return Said(error=f"{reason}: {_told(error)}")
+
+
+@contextmanager
+def scoring() -> Iterator[None]:
+    """Turn whatever a scorer raises into a StageError, SystemExit too: a verdict does not end the process."""
+    try:
+        with boundary(StageError, "score", reason="raised"):
+            yield
+    except SystemExit as cause:
+        raise StageError(f"cannot score: SystemExit: {cause}", reason="raised") from cause
+
+
+def _told(error: RollstreamError) -> str:
+    """The text of an error as any record can hold it: valid UTF-8, and not the size of a rollout."""
+    text = str(error).removeprefix("cannot score: ")[:_ERROR_CHARACTERS]
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def read_verdict(result: object) -> Said:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from rollstream.errors import RollstreamError, SettingsError, StageError, boundary
+from rollstream.processors.scorers.base import scoring
 from rollstream.schemas.records import Rollout
 
 MAX_THREADS = 256
@@ -58,7 +59,7 @@ class FunctionScorer:
             result: object = None
             failure: RollstreamError | None = None
             try:
-                with boundary(StageError, "score", reason="raised"):
+                with scoring():
                     result = self._function(rollout, **self._config)
             except RollstreamError as error:
                 failure = error

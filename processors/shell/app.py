@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from typing import Any, cast
 
 import faust
@@ -42,6 +43,7 @@ def build_app(settings: Settings, shell: Shell, group: str) -> ProcessorApp:
         broker=[URL(f"kafka://{server.strip()}") for server in kafka.bootstrap.split(",")],
         broker_credentials=broker_credentials(kafka.properties),
         store="memory://",
+        datadir=f"{tempfile.gettempdir()}/{group}-data",  # Faust makes one; nothing is ever in it
         web_enabled=False,
         key_serializer="raw",
         value_serializer="raw",

@@ -8,6 +8,8 @@ from rollstream.errors import StageError
 
 _WINDOW = 1_000  # records looked back on
 _AT_LEAST = 100  # records seen before a ratio means anything
+_OF_THE_DATA = frozenset({"late", "late_for_group", "superseded", "too_large"})
+"""Reasons that one harness can bring about in any number, with every record well understood."""
 
 
 class DeadLetterGuard:
@@ -23,12 +25,14 @@ class DeadLetterGuard:
         """A record was given to the stages."""
         self._seen += 1
 
-    def dead_letter(self, example: str) -> None:
+    def dead_letter(self, reason: str, example: str) -> None:
         """A record became a dead letter.
 
-        Args: example: what happened, for the message.
+        Args: reason: its code; those that say nothing about the deploy do not count. example: what happened, for the message.
         Raises: StageError: reason `too_many_dead_letters`.
         """
+        if reason in _OF_THE_DATA:
+            return
         self._dead.append(self._seen)
         while self._dead[0] <= self._seen - _WINDOW:
             self._dead.popleft()

@@ -292,7 +292,7 @@ class Partition:
         message = to_message(letter, self._codec, prefix=self._prefix, source=f"/{boundary}")
         self.outbox.append(Outgoing(message, None, letter, partial(self._buried, event.position, holders)))
         self._stats.dead_letters[boundary, reason] += 1
-        self._guard.dead_letter(f"{topic} partition {self.number} offset {event.position.offset}: {error}")
+        self._guard.dead_letter(reason, f"{topic} partition {self.number} offset {event.position.offset}: {error}")
 
     def _buried(self, position: Position, holders: int, _sent: Outgoing, _offset: int) -> None:
         if not self.is_revoked:

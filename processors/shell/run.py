@@ -12,8 +12,7 @@ from rollstream.errors import SettingsError
 from rollstream.processors.shell.app import build_app
 from rollstream.processors.shell.handler import Shell
 from rollstream.processors.shell.metrics import serve_metrics
-from rollstream.schemas.codec import Codec
-from rollstream.schemas.registry import ConfluentRegistry
+from rollstream.schemas.registry import open_codec
 from rollstream.settings import Settings
 
 log = logging.getLogger("rollstream.processor")
@@ -34,13 +33,12 @@ def run(settings: Settings) -> None:
         raise SettingsError(f"cannot run processor.stages={wanted!r}: expected some of {STAGES}")
     names = [name for name in STAGES if name in wanted]
     pipeline = load_pipeline(settings.processor.pipeline)
-    url = settings.kafka.registry_url
 
     def make_shell() -> Shell:
         return Shell(
             settings,
             lambda partition: [stage for stage in pipeline.build_stages(partition) if stage.name in names],
-            Codec(None if url is None else ConfluentRegistry(url)),
+            open_codec(settings.kafka.registry_url),
             max_work=pipeline.max_concurrency,
         )
 

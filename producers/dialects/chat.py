@@ -111,7 +111,7 @@ def parse_chat(body: bytes) -> ChatRequest:
         model=str(values.get("model") or ""),
         temperature=_number(values, "temperature", 0.0, 100.0),
         max_tokens=_whole(values, "max_completion_tokens", 1) or _whole(values, "max_tokens", 1),
-        seed=_whole(values, "seed", -(2**63)),
+        seed=_whole(values, "seed", -(2**63), 2**63 - 1),
         stop=_stops(values.get("stop")),
         is_stream=bool(values.get("stream")),
         wants_usage=bool(isinstance(options, dict) and options.get("include_usage")),
@@ -265,10 +265,12 @@ def _number(values: dict[str, Any], name: str, low: float, high: float) -> float
     return float(value)
 
 
-def _whole(values: dict[str, Any], name: str, low: int) -> int | None:
+def _whole(values: dict[str, Any], name: str, low: int, high: int | None = None) -> int | None:
     value = values.get(name)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise RequestRefused(f"{name}={value!r}: expected an integer of at least {low}", param=name)
+    if high is not None and value > high:
+        raise RequestRefused(f"{name}={value!r}: expected an integer of at most {high}", param=name)
     return value

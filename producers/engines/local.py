@@ -108,7 +108,7 @@ class LocalEngine:
 
     async def render(self, conversation: Conversation) -> Ids:
         """As in `Engine`, by the model's chat template."""
-        try:
+        with boundary(ProviderError, "render these messages with the model's chat template", reason="bad_request"):
             text = self._tokenizer.apply_chat_template(
                 conversation.messages,
                 tools=conversation.tools,
@@ -116,8 +116,6 @@ class LocalEngine:
                 add_generation_prompt=True,
                 **conversation.template_kwargs,
             )
-        except Exception as cause:
-            raise ProviderError(f"the chat template refuses these messages: {cause}", reason="bad_request") from cause
         return np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
 
     async def generate(self, prompt_ids: Ids, sampling: SamplingParams, request_id: str, answer: Answer) -> None:

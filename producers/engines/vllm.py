@@ -60,6 +60,7 @@ class VllmEngine:
         self._probing = asyncio.Lock()
         self._has_scale_out = False
         self._version: int | None = None
+        self._loading = asyncio.Lock()
         self._is_open = asyncio.Event()
         self._is_open.set()
 
@@ -80,16 +81,17 @@ class VllmEngine:
             return
         async with self._probing:
             if not self._is_probed:
-                self._identity = await self._probe()
+                async with self._answers("the questions at the start"):
+                    self._identity = await self._probe()
                 self._is_probed = True
 
     async def render(self, conversation: Conversation) -> Ids:
         """As in `Engine`."""
-        if self._has_scale_out:
-            answer = await self._post("/v1/chat/completions/render", self._chat(conversation))
-            return _ids(answer["token_ids"])
-        body = {**self._chat(conversation), "add_generation_prompt": True}
-        return _ids((await self._post("/tokenize", body))["tokens"])
+        path, body, field = "/v1/chat/completions/render", self._chat(conversation), "token_ids"
+        if not self._has_scale_out:
+            path, body, field = "/tokenize", {**body, "add_generation_prompt": True}, "tokens"
+        async with self._answers(path):
+            return _ids((await self._post(path, body))[field])
 
     async def generate(self, prompt_ids: Ids, sampling: SamplingParams, request_id: str, answer: Answer) -> None:
         """As in `Engine`."""
@@ -122,14 +124,15 @@ class VllmEngine:
             "prompt_token_ids": prompt_ids.tolist(),
             "chat_request": self._chat(conversation),
         }
-        answer = await self._post("/v1/chat/completions/derender", body)
-        return _message(answer["choices"][0]["message"], call_id)
+        path = "/v1/chat/completions/derender"
+        async with self._answers(path):
+            return _message((await self._post(path, body))["choices"][0]["message"], call_id)
 
     async def load_policy(self, version: int, weights_ref: str) -> None:
-        """As in `Engine`: pause, reload from `weights_ref` (a path that vLLM can read), label, clear the cache, resume.
+        """As in `Engine`: pause, reload from `weights_ref` (a path that vLLM can read), clear the cache, label, resume.
 
-        Where the reload fails the weights may be half of each: the label becomes `failed-<version>`, so no call sampled by
-        them is trainable.
+        One at a time. From before the reload until all of it is done the label is `loading-<version>`: where it fails, or this
+        process dies on the way, the weights may be half of each, and no call sampled by them is trainable.
         """
         if self._admin_url is None:
             raise ProviderError(
@@ -138,22 +141,23 @@ class VllmEngine:
                 reason="bad_request",
             )
         path = weights_ref.removeprefix("file://")
-        self._is_open.clear()
-        try:
-            await self._admin("/pause?mode=wait")
+        async with self._loading:
+            self._is_open.clear()
             try:
-                await self._admin("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
-                await self._admin("/update_weight_version", {"new_version": str(version)})
-                await self._admin("/reset_prefix_cache")
-                self._version = version
-            except ProviderError:
-                await self._admin("/update_weight_version", {"new_version": f"failed-{version}"})
-                self._version = None
-                raise
+                await self._admin("/pause?mode=wait")
+                try:
+                    await self._admin("/update_weight_version", {"new_version": f"loading-{version}"})
+                    self._version = None
+                    await self._admin(
+                        "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}}
+                    )
+                    await self._admin("/reset_prefix_cache")
+                    await self._admin("/update_weight_version", {"new_version": str(version)})
+                    self._version = version
+                finally:
+                    await self._admin("/resume")
             finally:
-                await self._admin("/resume")
-        finally:
-            self._is_open.set()
+                self._is_open.set()
 
     async def health(self) -> str | None:
         """As in `Engine`."""
@@ -247,9 +251,9 @@ class VllmEngine:
     async def _post(self, path: str, body: dict[str, Any] | None = None) -> Any:
         async with self._answers(path):
             response = await self._http.post(path, json=body)
-        if response.status_code != 200:
-            raise _refusal(path, response.status_code, response.content)
-        return orjson.loads(response.content)
+            if response.status_code != 200:
+                raise _refusal(path, response.status_code, response.content)
+            return orjson.loads(response.content)
 
     async def _admin(self, path: str, body: dict[str, Any] | None = None) -> None:
         await self._post(f"{(self._admin_url or '').rstrip('/')}{path}", body)
@@ -267,7 +271,7 @@ class VllmEngine:
             raise ProviderError(
                 f"vLLM at {self._url} broke off {path}: {type(error).__name__}: {error}", reason="engine_error"
             ) from error
-        except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
             raise ProviderError(
                 f"vLLM's answer to {path} is not understood: {type(error).__name__}: {error}; supported are 0.30 to 0.33",
                 reason="engine_error",

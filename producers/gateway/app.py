@@ -196,9 +196,7 @@ class Gateway:
             await self._answer(call, client, request, link, send)
         finally:
             client.cancel()
-            if not (
-                call.done() or link.is_gone
-            ):  # this process is being stopped, or the connection broke while sending
+            if not (link.is_answered or link.is_gone):  # this process is being stopped, or the connection broke
                 self._abandon(call, link)
 
     async def _answer(
@@ -220,12 +218,14 @@ class Gateway:
         try:
             served = call.result()
         except RequestRefused as refusal:
+            link.is_answered = True
             if has_begun:
                 self.metrics.refused.labels(str(refusal.status)).inc()
                 await send({"type": "http.response.body", "body": dialect.error_event(refusal)})
             else:
                 await self._send_refusal(send, refusal)
             return
+        link.is_answered = True
         if client.done():
             await self._calls.not_delivered(served, Delivery.NONE)
             return
@@ -340,7 +340,8 @@ class Gateway:
 
     def _check_admin(self, request: Request) -> None:
         wanted = self._settings.admin_key
-        if wanted is not None and not hmac.compare_digest(_bearer(dict(request.scope["headers"])), wanted):
+        given = _bearer(dict(request.scope["headers"]))
+        if wanted is not None and not hmac.compare_digest(given.encode(), wanted.encode()):
             raise RequestRefused(
                 "this needs the admin key: `Authorization: Bearer <gateway.admin_key>`",
                 status=401,

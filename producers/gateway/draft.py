@@ -39,6 +39,8 @@ class Link:
     """Canonical action, if the client says."""
     is_gone: bool = False
     """The client has left."""
+    is_answered: bool = False
+    """What the client gets, or that it gets nothing, is settled."""
     is_cancellable: bool = True
     """The engine still works for it; afterwards the outcome is written whatever the client does."""
 

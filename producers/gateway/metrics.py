@@ -47,10 +47,6 @@ class GatewayMetrics:
         self.events = Counter("rollstream_gateway_events", "Environment events written.", registry=registry)
         self.version = Gauge("rollstream_gateway_policy_version", "Policy version served.", registry=registry)
 
-    def call_started(self) -> None:
-        """A call's intent was written."""
-        self.started += 1
-
     def call_finished(self, call: ModelCall) -> None:
         """A call's outcome was made."""
         self.outcomes[call.outcome.value] += 1

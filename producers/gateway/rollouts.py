@@ -36,6 +36,8 @@ from rollstream.settings import GatewaySettings
 
 _NAME = re.compile(r"[A-Za-z0-9._:@=+-]{1,200}")
 """What may stand in a path without being quoted."""
+_LARGEST = 2**63 - 1
+"""Largest number that a record can hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class RolloutService:
             group_id=_text(values, "group_id") or rollout_id,
             group_size=_whole(values, "group_size", 1, 1),
             task_id=_text(values, "task_id") or _refuse("task_id", values.get("task_id"), "a name of the task"),
-            policy=_text(values, "policy") or self._settings.policy,
+            policy=self._policy(values),
             opened_at_ms=now_ms,
             expires_at_ms=now_ms + self._settings.key_ttl_s * 1000,
         )
@@ -146,7 +148,7 @@ class RolloutService:
         if not isinstance(values.get("version"), int):
             _refuse("version", values.get("version"), "an integer")
         record = PolicyVersion(
-            policy=_text(values, "policy") or self._settings.policy,
+            policy=self._policy(values),
             version=_whole(values, "version", 0, 0),
             weights_ref=_text(values, "weights_ref")
             or _refuse("weights_ref", values.get("weights_ref"), "where the weights are"),
@@ -160,6 +162,13 @@ class RolloutService:
         self._metrics.version.set(record.version)
         await self._publisher.publish(record, timeout_s=self._settings.ack_timeout_s)
         return record
+
+    def _policy(self, values: dict[str, Any]) -> str:
+        """The policy that is served here; another one's versions would be given to what this one samples."""
+        served, policy = self._settings.policy, _text(values, "policy")
+        if policy not in (None, served):
+            _refuse("policy", policy, f"{served!r}, which this gateway serves (gateway.policy)")
+        return served
 
     def _event(self, claims: Claims, values: Any) -> EnvironmentEvent:
         if not isinstance(values, dict):
@@ -187,7 +196,9 @@ class RolloutService:
 
 
 def unacknowledged(error: BrokerError) -> RequestRefused:
-    """503 for a record that is no call."""
+    """503 for a record that is no call; 413 if sending it again would not help."""
+    if error.reason == "too_large":
+        return RequestRefused(f"{error}; give large contents by reference", status=413, code=error.reason)
     return RequestRefused(
         f"not acknowledged, send it again: {error}",
         status=503,
@@ -219,8 +230,8 @@ def _whole(values: dict[str, Any], name: str, default: Any, low: int) -> Any:
     value = values.get(name)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        _refuse(name, value, f"an integer of at least {low}")
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= _LARGEST:
+        _refuse(name, value, f"an integer from {low} to {_LARGEST}")
     return value
 
 

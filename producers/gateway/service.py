@@ -93,6 +93,12 @@ class CallService:
             _log.warning("the correction of call %s is queued only", call.call_id, exc_info=True)
 
     async def _draft(self, claims: Claims, chat: ChatRequest, link: Link) -> Draft:
+        if claims.policy != self._settings.policy:
+            raise RequestRefused(
+                f"this rollout was opened for policy {claims.policy!r}, and this gateway serves {self._settings.policy!r}; send "
+                "its calls to the gateway that opened it",
+                code="other_policy",
+            )
         await self._engine.start()
         identity = self._engine.identity()
         prompt_ids = await self._engine.render(chat.conversation)
@@ -196,9 +202,11 @@ class CallService:
             future = self._publisher.submit(call)
             await acknowledged(future, self._settings.ack_timeout_s)
         except BrokerError:
-            await self._spool_behind(call, future)
             record = correction(call, Delivery.NONE, "ack_timeout", self._now_ms())
-            await self._spool_behind(record, self._submit_if_possible(record))
+            # Before the disk, which may refuse: where the call arrives late, this must follow it.
+            corrected = self._submit_if_possible(record)
+            await self._spool_behind(call, future)
+            await self._spool_behind(record, corrected)
             raise
         self._metrics.ack_seconds.observe(time.perf_counter() - began)
 

@@ -152,7 +152,7 @@ class CallStarted:
     group_id: str
     """The rollout's group."""
     call_index: int
-    """Order of this call within the rollout attempt as this gateway saw it, from 0."""
+    """Orders the calls of the rollout attempt as the gateways saw them: rising, not consecutive."""
     prompt_length_tokens: int
     """Number of prompt ids."""
     prompt_digest: str
@@ -178,7 +178,7 @@ class ModelCall:
     group_id: str
     """The rollout's group."""
     call_index: int
-    """Order of this call within the rollout attempt as the gateway saw it, from 0."""
+    """Orders the calls of the rollout attempt as the gateways saw them: rising, not consecutive."""
     protocol: str
     """Client protocol, for instance `openai-chat`."""
     adapter_version: str

@@ -121,7 +121,7 @@ class MissingMember:
     """A place in the group that nobody filled."""
 
     reason: str
-    """Short code: `not_opened`, `open_at_deadline`."""
+    """Reason code: `not_in_time`, `late_for_group`."""
     rollout_id: str | None = None
     """The rollout, if it is known."""
 

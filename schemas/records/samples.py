@@ -186,7 +186,7 @@ class SkippedGroup:
     group_id: str
     """The group."""
     reason: str
-    """Reason code: `stale`, `no_spread`, `no_samples`, `other_policy`."""
+    """Reason code: `stale`, `no_spread`, `no_samples`, `other_policy`, `cut`."""
 
 
 @dataclass(frozen=True, slots=True)

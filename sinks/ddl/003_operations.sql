@@ -44,9 +44,9 @@ CREATE TABLE IF NOT EXISTS consumptions
 )
 ENGINE = ReplacingMergeTree
 PARTITION BY toYYYYMM(_time)
-ORDER BY (trainer, step, consumption_id, _digest)
+ORDER BY (trainer, step, consumption_id)
 SETTINGS non_replicated_deduplication_window = 1000
-COMMENT 'Which samples went into which optimizer step.';
+COMMENT 'Which samples went into which optimizer step; a step that was repeated after a crash is one row.';
 
 CREATE TABLE IF NOT EXISTS dead_letters
 (

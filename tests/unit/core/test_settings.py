@@ -57,6 +57,21 @@ def test_a_wrong_setting_is_named_with_what_to_write_instead(name: str, message:
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"ROLLSTREAM_PROCESSOR__STAGES": "[join"}, "ROLLSTREAM_PROCESSOR__STAGES='[join'"),
+        ({"ROLLSTREAM_KAFKA": "x", "ROLLSTREAM_KAFKA__PREFIX": "y"}, "setting kafka: expected a mapping, got 'x'"),
+    ],
+)
+def test_a_setting_that_cannot_be_read_is_named(environ: dict[str, str], message: str) -> None:
+    """Broken YAML, or a value where a part of the settings stands, is our error and no traceback."""
+    with pytest.raises(SettingsError) as caught:
+        load_settings(environ=environ)
+
+    assert message in str(caught.value)
+
+
 def test_a_settings_file_that_is_no_mapping_is_refused(tmp_path) -> None:
     """A file with a list in it is named."""
     file = tmp_path / "settings.yaml"

@@ -7,11 +7,12 @@ import json
 import random
 from pathlib import Path
 
+import click
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from examples.flight_desk import desk, grpo, teach, tiny_model
+from examples.flight_desk import desk, grpo, report, run, teach, tiny_model
 
 
 def _play(seed: int, *rows: int) -> desk.FlightDesk:
@@ -210,3 +211,38 @@ def test_step_leaves_the_model_alone_when_no_row_has_an_advantage() -> None:
 
     assert stats == grpo.StepStats()
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_demo_starts_without_what_an_earlier_one_left(tmp_path: Path) -> None:
+    """A store of the last run would be counted with this one's."""
+    out = tmp_path / "demo"
+    run.empty(out)
+    (out / "clickhouse").mkdir()
+    (out / "clickhouse" / "row").write_text("old")
+
+    run.empty(out)
+
+    assert [out / "logs"] == list(out.iterdir())
+
+
+def test_demo_deletes_no_folder_that_is_not_its_own(tmp_path: Path) -> None:
+    """`--out` with a slip must not cost anybody's files."""
+    (tmp_path / "thesis.tex").write_text("years")
+
+    with pytest.raises(click.UsageError, match="is no folder of this demo"):
+        run.empty(tmp_path)
+
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_live_table_shows_success_by_version_and_no_figures_of_steps_to_come() -> None:
+    """Version 0 was trained by no step, version 2 by none yet."""
+    played = [{"version": v, "reward": r, "turns": 4, "at_s": 2.0} for v, r in ((0, 0), (0, 1), (1, 1), (2, 1))]
+    trained = [{"version": 1, "staleness": 0.5, "entropy": 1.25}]
+
+    table = report.live_table(played, trained)
+
+    shown = [list(column.cells) for column in table.columns]
+    assert [["0", "1", "2"], ["2", "1", "1"], ["50%", "100%", "100%"]] == shown[:3]
+    assert [["", "0.5", ""], ["", "1.25", ""]] == shown[4:]
+    assert "4 rollouts, 16 calls, 8 calls/s, 1 steps" in str(table.title)

@@ -42,6 +42,21 @@ def broken(rollout: Rollout) -> float:
     raise ZeroDivisionError("no luck")
 
 
+def quits(rollout: Rollout) -> float:
+    """Ends the process, as a grader does that was a script once."""
+    raise SystemExit(2)
+
+
+async def quits_later(rollout: Rollout) -> float:
+    """The same, on the event loop."""
+    raise SystemExit(2)
+
+
+def babbles(rollout: Rollout) -> float:
+    """Raises with bytes of a file in the message."""
+    raise ValueError("\udcff" + "x" * 100_000)
+
+
 def not_a_number(rollout: Rollout) -> float:
     """NaN."""
     return float("nan")

@@ -124,6 +124,17 @@ def test_join_corrects_delivery_by_the_worst_report() -> None:
     assert simulation.dead == {}
 
 
+def test_join_takes_an_event_that_was_sent_again_later_for_the_same() -> None:
+    """A client that got no answer sends the event again; the gateway gives it another time, and it still counts once."""
+    again = happened("e-1", at_ms=OPENED_MS + 9)
+
+    simulation = join(("calls", opened()), ("environment", happened("e-1")), ("environment", again), *barrier())
+
+    assert (happened("e-1"),) == rollouts(simulation)[0].events
+    assert simulation.dead == {}
+    assert simulation.held() == {}
+
+
 def test_join_rejects_a_delivery_of_a_call_that_is_nowhere() -> None:
     """A correction without a call is kept in the dead letters."""
     stray = CallDelivery("c-9", "r-1", 0, "g-1", Delivery.NONE, "ack_timeout", OPENED_MS + 8)
@@ -265,6 +276,34 @@ def test_join_puts_a_rollout_that_nobody_opened_into_the_dead_letters() -> None:
 
     assert rollouts(simulation) == []
     assert [("calls", "no_opening"), ("environment", "no_opening")] == reasons(simulation)
+    assert simulation.held() == {}
+
+
+def test_join_writes_a_rollout_that_is_too_large_for_a_record_without_its_contents() -> None:
+    """It stops neither worker nor group: an empty `aborted` rollout, and all it would hold in the dead letters."""
+    big = [happened(f"e-{n}", content=Json('"' + "x" * 3_000_000 + '"')) for n in range(3)]
+
+    simulation = join(
+        ("calls", opened()), ("calls", started(call("c-1"))), ("calls", call("c-1")),
+        *[("environment", event) for event in big], *barrier(),
+    )  # fmt: skip
+
+    (rollout,) = rollouts(simulation)
+    assert (RolloutStatus.ABORTED, (), (), ()) == (
+        rollout.status, rollout.calls, rollout.events, rollout.lost_call_ids,
+    )  # fmt: skip
+    assert [("calls", "too_large")] * 2 + [("environment", "too_large")] * 3 == reasons(simulation)
+    assert simulation.held() == {}
+
+
+def test_join_puts_a_rollout_whose_task_and_outcome_are_too_large_into_the_dead_letters() -> None:
+    """There is nothing left to leave out."""
+    big = Json('{"x": "' + "x" * 5_000_000 + '"}')
+
+    simulation = join(("calls", opened(task=big)), *barrier(outcome=big))
+
+    assert rollouts(simulation) == []
+    assert {"too_large"} == {reason for _, reason in reasons(simulation)}
     assert simulation.held() == {}
 
 

@@ -104,7 +104,14 @@ async def test_function_gets_rollout_and_config() -> None:
 
 @pytest.mark.parametrize(
     ("function", "reason"),
-    [("broken", "raised"), ("not_a_number", "bad_value"), ("a_string", "bad_value"), ("nothing", "no_value")],
+    [
+        ("broken", "raised"),
+        ("quits", "raised"),
+        ("quits_later", "raised"),
+        ("not_a_number", "bad_value"),
+        ("a_string", "bad_value"),
+        ("nothing", "no_value"),
+    ],
 )
 async def test_function_that_fails_is_a_missing_score_with_an_error(function: str, reason: str) -> None:
     """Whatever a scorer does wrong is recorded; a missing score is never 0."""
@@ -112,6 +119,15 @@ async def test_function_that_fails_is_a_missing_score_with_an_error(function: st
 
     assert said.value is None
     assert (said.error or "").startswith(f"{reason}: ")
+
+
+async def test_error_text_fits_into_a_record() -> None:
+    """A message that is no UTF-8, or endless, would end the worker when the scores are written, again and again."""
+    said = await say(f"{OWN}:babbles", a_rollout())
+
+    assert (said.error or "").startswith("raised: ValueError: \\udcff")
+    assert len(said.error or "") < 3_000
+    assert (said.error or "").encode()
 
 
 @pytest.mark.parametrize("function", ["stuck", "deaf"])

@@ -95,6 +95,10 @@ def test_digest_ignores_how_the_answer_is_sent() -> None:
         (b'{"messages": [{"role": "user", "content": "x"}], "temperature": -1}', "temperature=-1"),
         (b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}', "max_tokens=0"),
         (b'{"messages": [{"role": "user", "content": "x"}], "seed": "a"}', "seed='a'"),
+        (
+            b'{"messages": [{"role": "user", "content": "x"}], "seed": 9223372036854775808}',
+            "seed=9223372036854775808",
+        ),
         (b'{"messages": [{"role": "user", "content": "x"}], "tools": {}}', "tools"),
         (b'{"messages": [{"role": "user", "content": "x"}], "stop": {"a": 1}}', "stop="),
     ],

@@ -150,6 +150,50 @@ async def test_outcome_that_is_not_acknowledged_is_spooled_and_replayed(tmp_path
         await until(lambda: not Spool(tmp_path / "spool").files())
 
 
+async def test_correction_follows_a_late_outcome_even_if_the_disk_refuses(tmp_path: Path) -> None:
+    """The client was told that nothing happened; without the correction the call would be trained on."""
+    (tmp_path / "spool").write_text("no folder")
+    async with started_gateway(tmp_path) as rig:
+        opened = await rig.open()
+        original = rig.engine.generate
+
+        async def generate_then_break(*arguments: Any) -> None:
+            await original(*arguments)
+            rig.publisher.held = True
+
+        rig.engine.generate = generate_then_break  # type: ignore[method-assign]
+        answer = await rig.chat(opened)
+        rig.publisher.release()
+
+        call, correction = rig.publisher.records[-2:]
+        assert isinstance(call, ModelCall)
+        assert isinstance(correction, CallDelivery)
+        assert (503, call.call_id, Delivery.NONE) == (answer.status_code, correction.call_id, correction.delivered)
+
+
+async def test_connection_that_breaks_when_the_call_has_ended_gets_a_correction(tmp_path: Path) -> None:
+    """The outcome says that the client may have it; nothing of it was sent."""
+    async with started_gateway(tmp_path, Play(waits_after=0), ack_timeout_s=30) as rig:
+
+        class BreakingClient(AsgiClient):
+            async def _send(self, message: Any) -> None:
+                if message.get("body"):  # the first sign of life
+                    rig.engine.go.set()
+                    await until(lambda: calls(rig.publisher) and rig.gateway.metrics.in_flight == 0)
+                    raise OSError("broken pipe")
+
+        opened = await rig.open()
+        path = opened["base_url"].removeprefix("http://gateway") + "/chat/completions"
+        client = BreakingClient(rig.gateway.app, path, opened["api_key"], STREAM)
+        await asyncio.wait([client.task])
+        await until(lambda: isinstance(rig.publisher.records[-1], CallDelivery))
+
+        correction = rig.publisher.records[-1]
+        assert isinstance(client.task.exception(), OSError)
+        assert isinstance(correction, CallDelivery)
+        assert (calls(rig.publisher)[0].call_id, Delivery.NONE) == (correction.call_id, correction.delivered)
+
+
 async def test_late_acknowledgement_empties_the_spool(tmp_path: Path) -> None:
     """When the broker comes back, outcome and correction stand in order and nothing is left to replay."""
     async with started_gateway(tmp_path) as rig:

@@ -138,7 +138,15 @@ async def test_wrong_field_is_named(tmp_path: Path, what: str, body: object, say
 
 
 @pytest.mark.parametrize(
-    "body", [{}, {"task_id": ""}, {"task_id": "t", "rollout_id": "a/b"}, {"task_id": "t", "group_size": 0}]
+    "body",
+    [
+        {},
+        {"task_id": ""},
+        {"task_id": "t", "rollout_id": "a/b"},
+        {"task_id": "t", "group_size": 0},
+        {"task_id": "t", "group_size": 2**63},
+        {"task_id": "t", "policy": "other"},
+    ],
 )
 async def test_opening_with_a_wrong_field_is_refused(tmp_path: Path, body: dict[str, Any]) -> None:
     """Nothing is recorded."""
@@ -158,7 +166,11 @@ async def test_admin_key_guards_opening_and_policies(tmp_path: Path) -> None:
             (await rig.http.post("/policies", json={}, headers=headers(opened.json()))).status_code,
         ]
 
-        assert (201, [401, 401]) == (opened.status_code, statuses)
+        foreign = await rig.http.post(
+            "/rollouts", json={}, headers={"authorization": "Bearer h\u00e9".encode("latin-1")}
+        )
+
+        assert (201, [401, 401], 401) == (opened.status_code, statuses, foreign.status_code)
 
 
 async def test_policy_is_loaded_before_it_is_announced(tmp_path: Path) -> None:
@@ -172,7 +184,27 @@ async def test_policy_is_loaded_before_it_is_announced(tmp_path: Path) -> None:
         assert [PolicyVersion("default", 3, "/w/3", 1_000_000, "d", 2, 30)] == rig.publisher.records
 
 
-@pytest.mark.parametrize("body", [{}, {"version": "3", "weights_ref": "/w"}, {"version": 3}])
+async def test_event_that_is_too_large_is_not_to_be_sent_again(tmp_path: Path) -> None:
+    """413, and no hint to retry what can never be written."""
+    async with started_gateway(tmp_path) as rig:
+        opened = await rig.open()
+        rig.publisher.broken = "too_large"
+        answer = await rig.http.post(url(opened, "events"), json={"kind": "state"}, headers=headers(opened))
+
+        assert (413, "too_large", None) == (
+            answer.status_code, answer.json()["error"]["code"], answer.headers.get("retry-after"),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"version": "3", "weights_ref": "/w"},
+        {"version": 3},
+        {"version": 3, "weights_ref": "/w", "policy": "other"},
+    ],
+)
 async def test_policy_with_a_wrong_field_is_refused(tmp_path: Path, body: dict[str, Any]) -> None:
     """Nothing is loaded."""
     async with started_gateway(tmp_path) as rig:
@@ -227,6 +259,21 @@ async def test_key_of_one_replica_opens_another(tmp_path: Path) -> None:
         first_call, second_call = await asyncio.gather(first.chat(opened), _elsewhere(second, opened))
 
         assert (200, 200) == (first_call.status_code, second_call.status_code)
+
+
+async def test_call_of_another_policys_rollout_is_refused(tmp_path: Path) -> None:
+    """What this gateway samples would stand in the log under the name, and the versions, of a policy that did not play."""
+    async with (
+        started_gateway(tmp_path / "a", policy="other") as other,
+        started_gateway(tmp_path / "b") as rig,
+    ):
+        answer = await _elsewhere(rig, await other.open())
+
+        assert (400, "other_policy", []) == (
+            answer.status_code,
+            answer.json()["error"]["code"],
+            rig.publisher.records,
+        )
 
 
 async def _elsewhere(rig: Rig, opened: dict[str, Any]) -> Any:

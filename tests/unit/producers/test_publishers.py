@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,9 +53,20 @@ async def test_closed_kafka_publisher_refuses() -> None:
     assert "closed" == error.value.reason
 
 
+async def test_record_that_is_too_large_says_so() -> None:
+    """Sending it again would not help, so it must not look like a broker that is away."""
+    publisher = KafkaPublisher(NOBODY)
+
+    with pytest.raises(BrokerError) as error:
+        publisher.submit(replace(RECORD, reason="x" * 9_000_000))
+    await publisher.close(0.01)
+
+    assert "too_large" == error.value.reason
+
+
 def test_producer_keeps_order_and_partitions_like_faust() -> None:
-    """The settings that the promises rest on; a user's own properties win."""
-    found = producer_properties(KafkaSettings(properties={"security.protocol": "ssl"}))
+    """The settings that the promises rest on; a user's own properties win, but where a group lives is not theirs to say."""
+    found = producer_properties(KafkaSettings(properties={"security.protocol": "ssl", "partitioner": "random"}))
 
     assert {
         "enable.idempotence": True, "acks": "all", "partitioner": "murmur2_random", "message.timeout.ms": 0,

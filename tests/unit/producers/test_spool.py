@@ -54,3 +54,14 @@ async def test_damaged_file_is_set_aside_and_the_others_go_on(tmp_path: Path) ->
 
     assert (1, [delivery("1")]) == (count, publisher.records)
     assert ["00000000000000000000-000000.calls.bad"] == [file.name for file in tmp_path.iterdir()]
+
+
+async def test_record_that_the_publisher_refuses_stays_and_keeps_no_gateway_from_starting(tmp_path: Path) -> None:
+    """A file that can never be written must not end every start."""
+    publisher, spool = MemoryPublisher(), Spool(tmp_path)
+    spool.keep(delivery("1"))
+    publisher.broken = "too_large"
+
+    count = spool.replay(publisher)
+
+    assert (0, 1) == (count, len(spool.files()))

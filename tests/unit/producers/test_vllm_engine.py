@@ -280,26 +280,66 @@ async def test_other_model_than_set_is_an_error_that_says_so(engine: VllmEngine,
 
 
 async def test_weights_are_changed_while_paused(engine: VllmEngine, server: FakeVllm) -> None:
-    """Pause, reload, label, clear, resume: no token is sampled by half of each."""
+    """Pause, take the label away, reload, clear, label, resume: no token is sampled by half of each."""
     await engine.load_policy(7, "file:///w/7")
 
     assert [
         ("/pause", None),
+        ("/update_weight_version", {"new_version": "loading-7"}),
         ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": "/w/7"}}),
-        ("/update_weight_version", {"new_version": "7"}),
         ("/reset_prefix_cache", None),
+        ("/update_weight_version", {"new_version": "7"}),
         ("/resume", None),
     ] == server.requests
 
 
-async def test_failed_reload_leaves_a_label_that_is_no_version(engine: VllmEngine, server: FakeVllm) -> None:
+@pytest.mark.parametrize("fails_at", ["/collective_rpc", "/reset_prefix_cache"])
+async def test_failed_reload_leaves_a_label_that_is_no_version(
+    engine: VllmEngine, server: FakeVllm, fails_at: str
+) -> None:
     """The weights may be half of each, so nothing they sample is trainable; the engine goes on."""
-    server.fails_at = "/collective_rpc"
+    server.fails_at = fails_at
 
     with pytest.raises(ProviderError):
         await engine.load_policy(7, "/w/7")
 
-    assert [("/update_weight_version", {"new_version": "failed-7"}), ("/resume", None)] == server.requests[-2:]
+    labels = [body["new_version"] for path, body in server.requests if path == "/update_weight_version"]
+    assert (["loading-7"], "/resume", None) == (labels, server.requests[-1][0], engine.version)
+
+
+async def test_weights_are_changed_one_after_the_other(engine: VllmEngine, server: FakeVllm) -> None:
+    """Two changes at once would label the weights of one with the version of the other."""
+
+    async def answer_later(request: httpx.Request) -> httpx.Response:
+        await asyncio.sleep(0)
+        return await server(request)
+
+    engine._http = httpx.AsyncClient(base_url="http://vllm", transport=httpx.MockTransport(answer_later))
+
+    await asyncio.gather(engine.load_policy(7, "/w/7"), engine.load_policy(8, "/w/8"))
+
+    assert ["/pause", "/resume", "/pause", "/resume"] == [
+        path for path, _ in server.requests if path in ("/pause", "/resume")
+    ]
+    assert 8 == engine.version
+
+
+@pytest.mark.parametrize("nonsense", [[], {"choices": []}, {"token_ids": [-1]}, {"token_ids": "x"}])
+async def test_nonsense_from_the_server_is_an_engine_error(
+    engine: VllmEngine, server: FakeVllm, nonsense: Any
+) -> None:
+    """Whatever rendering and parsing answer, the call ends with an outcome and the client with an error it knows."""
+    await engine.start()
+    engine._http = httpx.AsyncClient(
+        base_url="http://vllm", transport=httpx.MockTransport(lambda _: httpx.Response(200, json=nonsense))
+    )
+
+    with pytest.raises(ProviderError) as rendered:
+        await engine.render(TALK)
+    with pytest.raises(ProviderError) as parsed:
+        await engine.parse(TALK, [7, 2], np.array(PROMPT, dtype=np.uint32), "", "call-1")
+
+    assert ("engine_error", "engine_error") == (rendered.value.reason, parsed.value.reason)
 
 
 async def test_calls_wait_while_weights_are_changed(engine: VllmEngine, server: FakeVllm) -> None:

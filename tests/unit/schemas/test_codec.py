@@ -8,7 +8,7 @@ import math
 import pytest
 from fastavro.schema import fingerprint
 
-from rollstream.errors import SchemaError
+from rollstream.errors import BrokerError, SchemaError
 from rollstream.schemas.codec import Codec, encode_body, newest_schema, schema_files, with_digest
 from rollstream.schemas.records import RolloutStatus, StageRef, Terminal
 from rollstream.schemas.records.rollouts import Group, GroupClose
@@ -45,6 +45,27 @@ def test_registry_framing_round_trips_and_is_read_beside_the_other() -> None:
     assert data[:1] == b"\x00"
     assert codec.decode(data) == TERMINAL
     assert codec.decode(Codec().encode(TERMINAL)) == TERMINAL
+
+
+def test_registry_that_does_not_answer_says_nothing_about_the_bytes() -> None:
+    """While it is away records must not become dead letters; one that it does not know may."""
+    away, there = ConfluentRegistry("mock://codec-away"), ConfluentRegistry("mock://codec-unknown")
+    away._client = _Away()
+    data = b"\x00\x00\x00\x00\x07" + Codec().encode(TERMINAL)[10:]
+
+    with pytest.raises(BrokerError) as unanswered:
+        Codec(away).decode(data)
+    with pytest.raises(SchemaError) as unknown:
+        Codec(there).decode(data)
+
+    assert ("registry_down", "unknown_schema") == (unanswered.value.reason, unknown.value.reason)
+
+
+class _Away:
+    """A registry's client without a network."""
+
+    def get_schema(self, schema_id: int) -> None:
+        raise ConnectionError("no route")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from clickhouse_connect.driver.exceptions import DatabaseError, OperationalError
 
 from rollstream.errors import SettingsError, SinkError
 from rollstream.schemas.codec import Codec
+from rollstream.schemas.records import Consumption
 from rollstream.sinks.base import Chunk, LogRecord, SinkBusy, Source
 from rollstream.sinks.clickhouse import ClickHouseSink, chunks_token
 from rollstream.sinks.connect import connect
@@ -193,3 +194,15 @@ def test_late_time_beyond_what_the_store_can_hold_is_clamped(client: Client, log
     ClickHouseSink(client).write([chunk])
 
     assert [(1 << 60,)] == [tuple(r) for r in client.query("SELECT published_at_ms FROM policy_versions").result_rows]
+
+
+def test_step_that_is_recorded_again_counts_once(client: Client) -> None:
+    """A trainer that crashed behind its record repeats the step at another time; its samples were trained on once."""
+    topic = Source("rollstream.consumptions.v1", 0)
+    steps = [Consumption("c-1", "run", 0, "default", 3, 4, ("s-1",), ("g-1",), (), at_ms) for at_ms in (5, 900)]
+    logged = tuple(LogRecord(offset, CODEC.encode(step)) for offset, step in enumerate(steps))
+
+    ClickHouseSink(client).write([Chunk(topic, 0, 1, logged)])
+
+    found = client.query("SELECT arrayJoin(sample_ids) FROM consumptions FINAL").result_rows
+    assert [("s-1",)] == found

@@ -67,6 +67,7 @@ def test_explanation_names_the_whole_way(store: Client, sample: Sample) -> None:
     assert (sample.rollout_id, sample.group_id) == (found.rollout["rollout_id"], found.group["group_id"])
     assert [1.0] == [score.value for score in found.scores]
     assert sample.reward == found.reward.value
+    assert 1 == found.call["number"]
     assert np.float32(found.credit.value) == np.float32(found.advantage)
     assert ["join", "group", "score", "reward", "credit", "build"] == [stage.name for stage in found.stages]
     assert ["run-1 step 7"] == found.consumed_by

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rollstream.errors import TrainerError
 from rollstream.schemas.records import GroupBuilt, Sample
-from rollstream.trainers.groups import REMEMBERED_GROUPS, GroupAssembler
+from rollstream.trainers.groups import ABANDONED_AFTER_GROUPS, REMEMBERED_GROUPS, GroupAssembler
 from tests.unit.trainers.samples import make_built, make_group, make_sample
 
 Records = list[Sample | GroupBuilt]
@@ -26,6 +26,11 @@ def _read(assembler: GroupAssembler, records: Records, start: int = 0) -> list[s
                 assembler.take(complete.item)
                 found.append(complete.built.group_id)
     return found
+
+
+def _place(assembler: GroupAssembler) -> tuple[int, list[str]]:
+    position = assembler.position()
+    return position["offset"], position["done"]
 
 
 def test_group_is_complete_with_its_marker() -> None:
@@ -98,15 +103,56 @@ def test_cut_group_after_a_position_is_an_error() -> None:
         assembler.add(2, records[2])
 
 
+def test_cut_group_stays_a_cut_group_over_a_checkpoint() -> None:
+    """Reading began inside a group, and the trainer stopped before the group's record came: that is no error later on."""
+    records = make_group("g", 2)
+    before = GroupAssembler(0)
+    before.add(5, records[1])
+    after = GroupAssembler(0)
+    start = after.seek(json.loads(json.dumps(before.position())))
+
+    complete = [after.add(start, records[1]), after.add(start + 1, records[2])][-1]
+
+    assert complete is not None
+    assert complete.is_cut
+
+
+def test_samples_without_a_record_do_not_hold_the_position_for_ever() -> None:
+    """Half a group of a builder that died, and whose successor has another pipeline."""
+    assembler = GroupAssembler(0)
+    assembler.add(0, make_sample("orphan", group_id="half"))
+    last = ABANDONED_AFTER_GROUPS + 1
+
+    for number in range(1, last + 1):
+        complete = assembler.add(number, make_built(f"g-{number}", ()))
+        assert complete is not None
+        assembler.take(complete.item)
+
+    assert last + 1 == assembler.position()["offset"]
+
+
+def test_no_group_comes_twice_behind_samples_without_a_record() -> None:
+    """Wherever the position is held, all groups behind it are remembered."""
+    records: Records = [make_sample("orphan", group_id="half")]
+    records += [make_built(f"g-{number}", ()) for number in range(REMEMBERED_GROUPS + 10)]
+    assembler = GroupAssembler(0)
+    _read(assembler, records)
+    again = GroupAssembler(0)
+
+    start = again.seek(json.loads(json.dumps(assembler.position())))
+
+    assert [] == _read(again, records, start)
+
+
 def test_position_waits_for_groups_that_were_not_taken() -> None:
     """A group in a buffer is not trained on yet."""
     assembler = GroupAssembler(0)
     for offset, record in enumerate(make_group("g") + make_group("h")):
         assembler.add(offset, record)
 
-    assert {"offset": 0, "done": []} == assembler.position()
+    assert (0, []) == _place(assembler)
     assembler.take("g/0/p")
-    assert {"offset": 3, "done": ["g/0/p"]} == assembler.position()
+    assert (3, ["g/0/p"]) == _place(assembler)
     assembler.take("h/0/p")
     assert 6 == assembler.position()["offset"]
 
