@@ -16,10 +16,8 @@ from __future__ import annotations
 import socket
 import struct
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from rollstream.process import ServiceError, ServiceProcess, free_port
+from rollstream.process import Service, ServiceError, ServiceProcess, free_port
 
 SESSION_TIMEOUT_MS = 6000
 """Session timeout for consumers of this broker; with librdkafka's default of 45 s a group join takes 23 s."""
@@ -29,7 +27,7 @@ _START_S = 30.0  # 0.1 s on an idle machine
 _METADATA = struct.pack(">hhih10si", 3, 1, 7, 10, b"rollstream", 0)
 
 
-class EmbeddedBroker:
+class EmbeddedBroker(Service):
     """One in-memory Kafka-compatible broker; a context manager that starts and stops it.
 
     Args:
@@ -40,19 +38,11 @@ class EmbeddedBroker:
     def __init__(self, log_file: Path, *, port: int | None = None) -> None:
         self.log_file = log_file
         self.port = port or free_port()
-        self._process: ServiceProcess | None = None
 
     @property
     def bootstrap(self) -> str:
         """Address for Kafka clients, such as `127.0.0.1:20123`."""
         return f"127.0.0.1:{self.port}"
-
-    @property
-    def process(self) -> ServiceProcess:
-        """The broker's process; raises ServiceError before the first start."""
-        if self._process is None:
-            raise ServiceError("the embedded broker was never started; call start() first")
-        return self._process
 
     def start(self) -> float:
         """Start the broker, empty; returns the seconds until it answered a metadata request.
@@ -71,24 +61,6 @@ class EmbeddedBroker:
         )
         self._process.start()
         return self._process.wait_until(self._answers, _START_S, "it answers a metadata request")
-
-    def stop(self) -> None:
-        """Stop the broker; all that it held is gone."""
-        if self._process is not None:
-            self._process.stop()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _answers(self) -> bool:
         with socket.create_connection(("127.0.0.1", self.port), timeout=1) as client:

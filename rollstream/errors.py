@@ -8,7 +8,8 @@
     ├── StageError        a stage (join, group, score, reward, credit, build) cannot use its input
     ├── SinkError         a store refused rows
     ├── TrainerError      the trainer side cannot read or record
-    └── AuditError        stored data cannot be read for an audit
+    ├── AuditError        stored data cannot be read for an audit
+    └── ServiceError      a child process could not be started or reached (`rollstream.process`)
 
 A message says what failed with the value, what was expected, and what to do. `reason` is the short code that dead
 letters, masks and metrics carry.

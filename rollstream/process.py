@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -227,6 +228,61 @@ class ServiceProcess:
 
     def __enter__(self) -> Self:
         self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class Service(ABC):
+    """Something that runs as one `ServiceProcess` and may be stopped, crashed and started again; a context manager.
+
+    A subclass makes its process at the first `start` and waits there until it serves.
+    """
+
+    _process: ServiceProcess | None = None
+
+    @abstractmethod
+    def start(self) -> float:
+        """Start it; returns the seconds until it serves."""
+
+    @property
+    def process(self) -> ServiceProcess:
+        """Its process; raises ServiceError before the first start."""
+        if self._process is None:
+            raise ServiceError(f"{type(self).__name__} was never started; call start() first")
+        return self._process
+
+    def stop(self) -> None:
+        """End it in order; harmless before the first start."""
+        if self._process is not None:
+            self._process.stop()
+
+    def kill(self) -> None:
+        """Crash it (SIGKILL)."""
+        self.process.kill()
+
+    def restart(self) -> float:
+        """Stop and start again on the same port; returns the seconds of the start."""
+        self.stop()
+        return self.start()
+
+    def pause(self) -> None:
+        """Freeze it: connections stay open and nothing is answered."""
+        self.process.pause()
+
+    def resume(self) -> None:
+        """Let it continue after a pause."""
+        self.process.resume()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(

