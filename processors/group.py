@@ -183,6 +183,6 @@ def _refuse(event: Event, item: str, holds: Callable[[int], bool]) -> Refusal:
     del holds
     rollout = _rollout(event.record)
     return "late_for_group", (
-        f"rollout {rollout.rollout_id!r} attempt {rollout.attempt} came after group {item!r} was closed; raise "
-        "group.deadline_s if it should have been waited for"
+        f"rollout {rollout.rollout_id!r} attempt {rollout.attempt} came after group {item!r} was closed; a group "
+        "that was full needs another group_id for further rollouts, and one that timed out a larger group.deadline_s"
     )

@@ -61,6 +61,27 @@ def sink(context: click.Context, kind: str) -> None:
     run_sink(_settings(context), kind)
 
 
+@cli.command()
+@click.option("--port", type=int, default=9092, show_default=True, help="Port on the loopback address.")
+@click.option(
+    "--log", type=click.Path(path_type=Path), default=Path("out/broker.log"), show_default=True, help="Its log file."
+)
+def broker(port: int, log: Path) -> None:
+    """Run the embedded Kafka-compatible broker until Ctrl-C; it forgets everything then."""
+    import signal
+
+    from rollstream.embedded import EmbeddedBroker, broker_environment
+
+    with EmbeddedBroker(log, port=port) as running:
+        click.echo(f"listening on {running.bootstrap}; the other processes need:")
+        for name, value in broker_environment(running.bootstrap).items():
+            click.echo(f"export {name}='{value}'")
+        sys.stdout.flush()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: sys.exit(0))
+        running.process.wait_forever()
+
+
 @cli.group()
 def topics() -> None:
     """Kafka topics."""
@@ -153,6 +174,22 @@ def audit(context: click.Context, store: str | None, closed: bool, as_json: bool
     report = run_audit(client, closed=closed, codec=open_codec(settings.kafka.registry_url))
     click.echo(json.dumps(report.as_dict(), indent=2) if as_json else str(report))
     sys.exit(0 if report.ok else 1)
+
+
+@cli.command()
+@click.argument("query")
+@click.option("--store", help="ClickHouse address; default: sink.clickhouse of the settings.")
+@click.pass_context
+def sql(context: click.Context, query: str, store: str | None) -> None:
+    """Ask the stored tables; prints tab-separated rows with a header."""
+    from rollstream.errors import SinkError, boundary
+    from rollstream.sinks.connect import connect
+
+    client = connect(store or _settings(context).sink.clickhouse, migrate=False)
+    with boundary(SinkError, "run the query", reason="bad_query"):
+        found = client.query(query.strip().rstrip(";"))
+    for row in [found.column_names, *found.result_rows]:
+        click.echo("\t".join(str(value) for value in row))
 
 
 @cli.command()

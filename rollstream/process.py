@@ -179,6 +179,12 @@ class ServiceProcess:
         self.kill()
         return status
 
+    def wait_forever(self) -> int:
+        """Wait for the child to end by itself, however long it takes; returns its exit status."""
+        if self._child is None:
+            raise ServiceError(f"{self.name} was never started; call start() first")
+        return self._child.wait()
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the child's process group; nothing happens when it is gone."""
         if self._child is not None:

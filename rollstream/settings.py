@@ -57,7 +57,7 @@ class GatewaySettings(_Part):
     port: int = Field(8600, ge=0)
     """Port to listen on; 0 takes a free one and prints it."""
     public_url: str | None = None
-    """The address that rollouts are told; None builds it from host and port."""
+    """The address that rollouts are told; None tells the one that the request came to."""
     key_secret: str | None = None
     """Secret that rollout keys are signed with, the same in every replica; None makes one, good until a restart."""
     key_ttl_s: int = Field(86_400, ge=1)

@@ -25,10 +25,11 @@ def apply_topics(kafka: KafkaSettings) -> list[str]:
     """
     from confluent_kafka.admin import AdminClient, NewTopic
 
-    from rollstream.kafka import client_properties
+    from rollstream.kafka import check_broker, client_properties
     from rollstream.schemas.topics import topics
 
     lines = []
+    check_broker(kafka)
     with boundary(BrokerError, f"apply topics at {kafka.bootstrap}", reason="broker_down"):
         admin = AdminClient(client_properties(kafka))
         found = admin.list_topics(timeout=_TIMEOUT_S).topics

@@ -229,8 +229,7 @@ def _place(sample: Sample, token: int | None) -> tuple[int, SampleSegment]:
     for segment in sample.segments:
         if segment.start <= token < segment.end:
             return token, segment
-    after = sampled[sampled > token]
-    near = int(after[0]) if len(after) else int(sampled[-1])
+    near = int(min(sampled, key=lambda position: abs(int(position) - token)))
     raise AuditError(
         f"cannot explain token {token} of sample {sample.sample_id!r}: it was not sampled, it is part of a prompt; the nearest "
         f"sampled one is {near}",

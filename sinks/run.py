@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rollstream.errors import BrokerError, SettingsError, boundary
-from rollstream.kafka import client_properties
+from rollstream.kafka import check_broker, client_properties
 from rollstream.schemas.registry import open_codec
 from rollstream.schemas.topics import topics
 from rollstream.settings import KafkaSettings, Settings
@@ -37,6 +37,7 @@ def run_sink(settings: Settings, kind: str) -> None:
     Args: kind: `clickhouse` or `objects`.
     Raises: SettingsError, SinkError, BrokerError: it cannot start or go on.
     """
+    check_broker(settings.kafka)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import httpx
 
-from rollstream.embedded import SESSION_TIMEOUT_MS, EmbeddedBroker
+from rollstream.embedded import EmbeddedBroker, broker_environment
 from rollstream.process import ServiceProcess, free_port
 
 _START_S = 120.0
@@ -64,11 +64,8 @@ class Parts:
     def environment(self) -> dict[str, str | None]:
         """The settings of every process, as environment variables."""
         return {
-            "ROLLSTREAM_KAFKA__BOOTSTRAP": self.broker.bootstrap,
+            **broker_environment(self.broker.bootstrap),
             "ROLLSTREAM_KAFKA__PARTITIONS": "4",
-            "ROLLSTREAM_KAFKA__SESSION_TIMEOUT_MS": str(SESSION_TIMEOUT_MS),
-            # The embedded broker refuses the idempotent producer of aiokafka, and librdkafka needs none on one machine.
-            "ROLLSTREAM_KAFKA__PROPERTIES": '{"enable.idempotence": "false"}',
             "ROLLSTREAM_GATEWAY__ENGINE": "local",
             "ROLLSTREAM_GATEWAY__PORT": self.gateway_url.rpartition(":")[2],
             "ROLLSTREAM_GATEWAY__MODEL_PATH": str(self.model),

@@ -18,12 +18,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from rollstream.sinks.audit import PLACES, AuditReport, audit
 from rollstream.sinks.connect import connect
 from rollstream.sinks.explain import Explanation, explain
 
 matplotlib.use("Agg")
+transformers_logging.disable_progress_bar()
 
 GOAL_START = 0.40
 """Success before learning must be under this."""
@@ -146,8 +148,17 @@ class Report:
             "rescored_token": {**asdict(self.rescored), "difference": self.rescored.difference},
         }
 
+    def _versions(self, every: int = 4) -> Table:
+        """Success of every fourth version and the last, as stored."""
+        table = Table("policy version", "rollouts", "success", title="Success by policy version, from ClickHouse")
+        for version, row in self.success_by_version.items():
+            if version % every == 0 or version == max(self.success_by_version):
+                table.add_row(str(version), f"{row['rollouts']:.0f}", f"{row['success']:.0%}")
+        return table
+
     def show(self, console: Console, out: Path) -> None:
         """Print the results, and how to look further."""
+        console.print(self._versions())
         console.print(f"\nSuccess {self.success_start:.0%} → {self.success_end:.0%} in {self.seconds['learn']:.0f} s")
         console.print(f"\n{self.audit}\n")
         console.print(f"{self.explained}\n", highlight=False)
@@ -163,6 +174,7 @@ class Report:
         console.print(f"  {command} audit --store chdb://{shown}/clickhouse")
         token = f"{self.rescored.sample_id}:{self.rescored.position}"
         console.print(f"  {command} explain {token} --store chdb://{shown}/clickhouse", soft_wrap=True)
+        console.print(f'  {command} sql "..." --store chdb://{shown}/clickhouse     # for instance:')
         for name, sql in SQL.items():
             console.print(f"\n-- {name}{sql};", highlight=False, soft_wrap=True)
 
@@ -186,7 +198,7 @@ def live_table(played: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[st
             str(version),
             str(len(rewards)),
             f"{success:.0%}",
-            "█" * round(20 * success),
+            "█" * round(12 * success),
             f"{step['staleness']:.1f}" if step else "",
             f"{step['entropy']:.2f}" if step else "",
         )
@@ -202,7 +214,7 @@ def draw(report: Report, file: Path) -> None:
     axes.plot(versions, [report.success_by_version[v]["success"] for v in versions], marker=".", label="all desks")
     for sold_out in sorted({row["sold_out"] for row in report.success_by_depth}):
         rows = [row for row in report.success_by_depth if row["sold_out"] == sold_out]
-        label = f"{sold_out} cheapest sold out"
+        label = f"{sold_out:.0f} sold-out rows to pass (mean of 5 versions)"
         axes.plot([r["from_version"] + 2 for r in rows], [r["success"] for r in rows], alpha=0.4, label=label)
     axes.axhline(GOAL_END, color="grey", linewidth=0.5)
     axes.set(xlabel="policy version", ylabel="success", ylim=(0, 1), title=f"Flight desk, seed {report.seed}")
@@ -223,7 +235,7 @@ def _rescore(client: Any, out: Path) -> Rescored:
         SELECT sample_id, ids, mask, logprobs, versions, temperature FROM samples FINAL
         WHERE sample_id IN (SELECT arrayJoin(sample_ids) FROM consumptions FINAL
                             WHERE step = (SELECT max(step) FROM consumptions WHERE notEmpty(sample_ids)))
-        ORDER BY sample_id LIMIT 1""").result_rows
+        ORDER BY arrayExists(advantage -> advantage != 0, advantages) DESC, sample_id LIMIT 1""").result_rows
     if not row:
         raise SystemExit("no step trained on any sample; see train.jsonl")
     sample_id, ids, mask, logprobs, versions, temperature = row[0]

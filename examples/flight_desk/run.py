@@ -106,7 +106,7 @@ def _learn(parts: Parts, console: Console, seed: int, steps: int, shuffle_reward
         ],
     )
     played, trained = Tail(play_log), Tail(train_log)
-    with Live(console=console, refresh_per_second=2) as live:
+    with Live(console=console, refresh_per_second=2, transient=True) as live:
         while trainer.is_running() or players.is_running():
             parts.check()
             for process in (trainer, players):

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 from rollstream.errors import SettingsError
+from rollstream.kafka import check_broker
 from rollstream.processors.shell.app import build_app
 from rollstream.processors.shell.handler import Shell
 from rollstream.processors.shell.metrics import serve_metrics
@@ -33,6 +34,7 @@ def run(settings: Settings) -> None:
         raise SettingsError(f"cannot run processor.stages={wanted!r}: expected some of {STAGES}")
     names = [name for name in STAGES if name in wanted]
     pipeline = load_pipeline(settings.processor.pipeline)
+    check_broker(settings.kafka)
 
     def make_shell() -> Shell:
         return Shell(

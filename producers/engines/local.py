@@ -46,6 +46,11 @@ class LocalEngine:
         Raises: ProviderError: the folder holds no model that transformers can load.
         """
         torch.set_num_threads(1)
+        if not folder.is_dir():
+            raise ProviderError(
+                f"cannot load the model of gateway.model_path={str(folder)!r}: there is no such folder",
+                reason="bad_model",
+            )
         with boundary(ProviderError, f"load the model of {str(folder)!r}", reason="bad_model"):
             self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
             self._model = transformers.AutoModelForCausalLM.from_pretrained(

@@ -52,6 +52,9 @@ class OpenedRollout:
     """Its key."""
 
 
+_OPENING_FIELDS = ("task_id", "task", "group_id", "group_size", "rollout_id", "attempt", "policy")
+
+
 class RolloutService:
     """Opens, feeds and closes rollouts."""
 
@@ -81,6 +84,11 @@ class RolloutService:
 
         Raises: RequestRefused: a field is wrong. BrokerError: not acknowledged; send it again.
         """
+        for name in sorted(values.keys() - set(_OPENING_FIELDS)):
+            near = difflib.get_close_matches(name, _OPENING_FIELDS, 1)
+            _refuse(
+                name, values[name], f"no such field; nearest is {near[0]!r}" if near else f"one of {_OPENING_FIELDS}"
+            )
         now_ms = self._now_ms()
         rollout_id = _name(values, "rollout_id") or new_id("rollout", now_ms)
         claims = Claims(

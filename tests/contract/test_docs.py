@@ -19,8 +19,9 @@ import pytest
 
 from rollstream.cli import cli
 from rollstream.schemas.topics import topics
-from rollstream.trainers import SampleReader
+from rollstream.trainers import SampleGroup, SampleReader
 from tests.contract.checkout import FOLDERS, ROOT
+from tests.unit.trainers.samples import make_group
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 README = (ROOT / "README.md").read_text("utf-8")
@@ -97,7 +98,7 @@ def test_readme_first_code_runs(gateway: tuple[str, list[tuple[str, dict[str, ob
     assert done.returncode == 0, done.stderr
     turn = ["/rollouts", "/r/r-1/a/0/v1/chat/completions", "/r/r-1/a/0/finish"]
     assert [path for path, _ in seen] == turn * 4
-    assert {body["group_id"] for path, body in seen if path == "/rollouts"} == {"sum-17-25"}
+    assert len({body["group_id"] for path, body in seen if path == "/rollouts"}) == 1
     finished = next(body for path, body in seen if path.endswith("/finish"))
     assert (finished["status"], finished["outcome"]) == ("succeeded", {"reward": 1.0})
 
@@ -106,6 +107,8 @@ def test_readme_trainer_code_calls_the_reader_as_it_is(monkeypatch: pytest.Monke
     """The trainer's lines pass arguments that `SampleReader` and its methods take, and record every step."""
     reader = create_autospec(SampleReader)
     reader.return_value.__enter__.return_value = reader.return_value
+    *samples, built = make_group("g")
+    reader.return_value.next_groups.return_value = [SampleGroup(built, tuple(samples))]  # type: ignore[arg-type]
     monkeypatch.setattr("rollstream.trainers.SampleReader", reader)
 
     exec(_blocks(README, "python")[1], {})

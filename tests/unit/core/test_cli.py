@@ -42,6 +42,41 @@ def test_our_errors_are_one_line_and_exit_code_two() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_sql_prints_rows_with_a_header(tmp_path) -> None:
+    """A query over a store prints tab-separated rows; a store that is not there is named."""
+    store = f"chdb://{tmp_path / 'store'}"
+    code = f"from rollstream.sinks.connect import connect; connect({store!r})"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "rollstream", "sql", "SELECT 1 AS a, count() AS b FROM rollouts;", "--store", store],
+        capture_output=True,
+        text=True,
+    )
+    missing = subprocess.run(
+        [sys.executable, "-m", "rollstream", "sql", "SELECT 1", "--store", f"chdb://{tmp_path / 'no'}"],
+        capture_output=True,
+        text=True,
+    )
+
+    assert (done.stdout, done.stderr) == ("a\tb\n1\t0\n", "")
+    assert (missing.returncode, "there is no such folder" in missing.stderr) == (2, True)
+
+
+def test_command_without_a_broker_says_so_in_one_line() -> None:
+    """Nothing that needs Kafka fills the terminal when no broker answers."""
+    done = subprocess.run(
+        [sys.executable, "-m", "rollstream", "topics", "apply"],
+        env={"ROLLSTREAM_KAFKA__BOOTSTRAP": "127.0.0.1:1"},
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 2
+    assert "no Kafka broker answers at kafka.bootstrap='127.0.0.1:1'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_explain_refuses_a_token_that_is_no_number() -> None:
     """The position after the colon must be a number."""
     result = CliRunner().invoke(cli, ["explain", "abc:first"])
