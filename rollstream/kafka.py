@@ -15,8 +15,9 @@ from rollstream.settings import MAX_VALUE_BYTES, KafkaSettings
 
 
 def client_properties(kafka: KafkaSettings, *, client_id: str = "rollstream") -> dict[str, Any]:
-    """The librdkafka properties of any client."""
-    return {"bootstrap.servers": kafka.bootstrap, "client.id": client_id, **kafka.properties}
+    """The librdkafka properties of any client; what only a producer understands is left out."""
+    properties = {name: value for name, value in kafka.properties.items() if name != "enable.idempotence"}
+    return {"bootstrap.servers": kafka.bootstrap, "client.id": client_id, **properties}
 
 
 def producer_properties(
@@ -30,7 +31,7 @@ def producer_properties(
     Args: linger_ms: how long a message waits for company; it is the floor of the acknowledgement's latency.
     """
     return {
-        "enable.idempotence": True,
+        "enable.idempotence": kafka.properties.get("enable.idempotence", True),
         "acks": "all",
         "linger.ms": linger_ms,
         "message.timeout.ms": 0,  # librdkafka: 0 is infinite

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rollstream.errors import SettingsError
-from rollstream.settings import load_settings, setting_names
+from rollstream.kafka import client_properties, producer_properties
+from rollstream.settings import KafkaSettings, load_settings, setting_names
 
 
 def test_defaults_need_no_file_and_no_environment() -> None:
@@ -86,3 +87,13 @@ def test_every_setting_has_a_variable() -> None:
     names = set(setting_names())
 
     assert {"ROLLSTREAM_KAFKA__BOOTSTRAP", "ROLLSTREAM_GATEWAY__PORT", "ROLLSTREAM_SINK__CLICKHOUSE"} <= names
+
+
+def test_consumers_are_not_told_what_only_producers_understand() -> None:
+    """A setting about idempotence reaches producers alone; security reaches all."""
+    kafka = KafkaSettings(properties={"enable.idempotence": "false", "security.protocol": "SSL"})
+
+    assert "enable.idempotence" not in client_properties(kafka)
+    assert producer_properties(kafka)["enable.idempotence"] == "false"
+    assert producer_properties(KafkaSettings())["enable.idempotence"] is True
+    assert client_properties(kafka)["security.protocol"] == "SSL"
