@@ -28,6 +28,11 @@ class MemoryPublisher:
         return self.broken
 
     @property
+    def queued(self) -> list[Record]:
+        """Records submitted and not acknowledged yet, in order."""
+        return [record for _, record, _ in self._queued]
+
+    @property
     def records(self) -> list[Record]:
         """Acknowledged records, in log order."""
         return [record for _, record in self.written]

@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar
 import fastavro
 from fastavro.schema import fingerprint, parse_schema, to_parsing_canonical_form
 
-from rollstream.errors import SchemaError
+from rollstream.errors import SchemaError, boundary
 from rollstream.schemas.derive import converters
 from rollstream.schemas.identity import digest_bytes
 from rollstream.schemas.records import RECORDS, Record
@@ -156,15 +156,10 @@ class Codec:
         reader = newest_schema(writer.record)
         body = io.BytesIO(data)
         body.seek(start)
-        try:
+        what = f"decode {writer.record}.v{writer.version}, whose {len(data)} bytes were cut short or damaged"
+        with boundary(SchemaError, what, reason="malformed"):
             values = fastavro.schemaless_reader(body, writer.parsed, None if writer is reader else reader.parsed)
             record: Record = converters(RECORDS[writer.record])[1](values)
-        except Exception as cause:  # whatever a decoder raises over foreign bytes means the same
-            raise SchemaError(
-                f"cannot decode {writer.record}.v{writer.version}: {type(cause).__name__}: {cause}; "
-                f"{len(data)} bytes were cut short or damaged",
-                reason="malformed",
-            ) from cause
         rest = len(data) - body.tell()
         if rest:
             raise SchemaError(

@@ -94,8 +94,10 @@ async def test_end_is_sent_only_after_the_acknowledgement(tmp_path: Path, body: 
 
         engine.generate = generate_then_hold  # type: ignore[method-assign]
         client = by_hand(rig, opened, body)
-        await until(lambda: rig.publisher.held)
-        await asyncio.sleep(0.06)
+        await until(lambda: any(isinstance(record, ModelCall) for record in rig.publisher.queued))
+        await until(lambda: body != STREAM or b": working" in client.body)
+        for _ in range(100):  # turns of the loop in which an answer that does not wait would go out
+            await asyncio.sleep(0)
         before = client.body
         rig.publisher.release()
         await client.task
