@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 from rollstream.schemas.records import Record
 
@@ -34,20 +34,50 @@ class Position:
     """Offset."""
 
 
-@dataclass(frozen=True, slots=True)
 class Event:
-    """A record read from a topic."""
+    """A record read from a topic. What a stage keeps of it is its bytes: the record is decoded again when it is asked for.
 
-    position: Position
-    """Where it stands."""
-    record: Record
-    """The decoded record."""
-    time_ms: int
-    """Its event time."""
-    value: bytes
-    """Its bytes as they stand in the log."""
-    key: bytes | None = None
-    """Its key."""
+    The shell calls `thin` once every stage has seen the event. From then on each access to `record` decodes, so that a stage
+    with many open items holds their encoded bytes once, and reads `record` once when it closes one.
+    """
+
+    __slots__ = ("_decode", "_record", "key", "position", "time_ms", "value")
+
+    def __init__(
+        self,
+        position: Position,
+        record: Record,
+        time_ms: int,
+        value: bytes,
+        key: bytes | None = None,
+        decode: Callable[[bytes], Record] | None = None,
+    ) -> None:
+        """Args: decode: makes the record of `value` again; None keeps the record."""
+        self.position = position
+        """Where it stands."""
+        self.time_ms = time_ms
+        """Its event time."""
+        self.value = value
+        """Its bytes as they stand in the log."""
+        self.key = key
+        """Its key."""
+        self._record: Record | None = record
+        self._decode = decode
+
+    @property
+    def record(self) -> Record:
+        """The decoded record."""
+        if self._record is None and self._decode is not None:
+            return self._decode(self.value)
+        return cast(Record, self._record)
+
+    def thin(self) -> None:
+        """Let go of the decoded record."""
+        if self._decode is not None:
+            self._record = None
+
+    def __repr__(self) -> str:
+        return f"Event({self.position}, {len(self.value)} bytes)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +145,9 @@ class Stage(Protocol):
     """Topic noun written."""
     reads_own_output: bool
     """True where state spans events."""
+    remembers_ms: int
+    """How much younger than one of its outputs everything unfinished must be before the shell stops reading that output back
+    at a start, and calls `forget`. 0: as soon as what it was made of is committed."""
 
     def apply(self, event: Event) -> Step:
         """See one input event, in log order per topic."""
@@ -133,3 +166,6 @@ class Stage(Protocol):
 
     def work_done(self, key: str, result: object) -> Step:
         """The result of `Work`."""
+
+    def forget(self, item: str) -> None:
+        """The item's output will not be read back any more: nothing that is open or unread is as old as it."""

@@ -20,6 +20,7 @@ class BuildStage:
     inputs: tuple[str, ...] = ("rollouts", "credits")
     output = "samples"
     reads_own_output = True
+    remembers_ms = 0
 
     def __init__(self, config: BuildConfig, signature: Signature) -> None:
         self._config = config
@@ -55,3 +56,6 @@ class BuildStage:
 
     def work_done(self, key: str, result: object) -> Step:
         return NOTHING
+
+    def forget(self, item: str) -> None:
+        """Nothing: what is remembered is bounded by the ledger."""

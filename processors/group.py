@@ -31,6 +31,7 @@ class GroupStage:
     inputs: tuple[str, ...] = ("rollouts",)
     output = "groups"
     reads_own_output = True
+    remembers_ms = 0
 
     def __init__(self, config: GroupConfig, signature: Signature) -> None:
         self._deadline_ms = round(config.deadline_s * 1000)
@@ -80,6 +81,9 @@ class GroupStage:
 
     def work_done(self, key: str, result: object) -> Step:
         return NOTHING
+
+    def forget(self, item: str) -> None:
+        """Nothing: what is remembered is bounded by the ledger."""
 
     def _close(self, item: str, group: _Open) -> Emit:
         del self._open[item]

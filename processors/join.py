@@ -52,6 +52,7 @@ class JoinStage:
     inputs: tuple[str, ...] = TERMINAL_TOPICS
     output = "rollouts"
     reads_own_output = True
+    remembers_ms = 0
 
     def __init__(self, config: JoinConfig, signature: Signature) -> None:
         self._deadline_ms = round(config.deadline_s * 1000)
@@ -107,6 +108,9 @@ class JoinStage:
 
     def work_done(self, key: str, result: object) -> Step:
         return NOTHING
+
+    def forget(self, item: str) -> None:
+        """Nothing: what is remembered is bounded by the ledger."""
 
     def _supersede(self, opened: RolloutOpened) -> None:
         if opened.attempt == 0:

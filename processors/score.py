@@ -29,6 +29,7 @@ class ScoreStage:
     inputs: tuple[str, ...] = ("rollouts", "groups")
     output = "scores"
     reads_own_output = True
+    remembers_ms = 0
 
     def __init__(
         self, config: ScoreConfig, signature: Signature, scorers: Sequence[tuple[ScorerConfig, Scorer]]
@@ -80,6 +81,9 @@ class ScoreStage:
         if isinstance(result, Score) and digest in self._scores:
             self._scores[digest][scorer] = result
         return self._next(item, self._gather.ledger.step())
+
+    def forget(self, item: str) -> None:
+        """Nothing: what is remembered is bounded by the ledger."""
 
     def _begin(self, item: str, rollout: Rollout) -> None:
         if rollout.digest in self._scores:

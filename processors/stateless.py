@@ -20,6 +20,7 @@ class OneToOne(ABC):
     inputs: tuple[str, ...]
     output: str
     reads_own_output = True
+    remembers_ms = 0
 
     def __init__(self) -> None:
         self._leaving: dict[str, list[Position]] = {}
@@ -58,6 +59,9 @@ class OneToOne(ABC):
 
     def work_done(self, key: str, result: object) -> Step:
         return NOTHING
+
+    def forget(self, item: str) -> None:
+        """Nothing: what is remembered is bounded by the ledger."""
 
 
 def _item(made: GroupRewards | GroupCredits) -> str:

@@ -146,6 +146,7 @@ class Partition:
                     self._dead_letter(event, event.record, hosted.stage.name, error.reason, str(error), hosted.bit)
                 else:
                     self._do(hosted, step)
+            event.thin()
         self._settle()
 
     def passed(self, noun: str, position: int, caught_up_ms: int | None) -> None:
@@ -197,7 +198,7 @@ class Partition:
             event = Event(position, None, time_ms, value, message.key)  # type: ignore[arg-type]
             self._dead_letter(event, None, "decode", error.reason, str(error), self._masks[noun])
             return None
-        return Event(position, record, event_time_ms(record), value, message.key)
+        return Event(position, record, event_time_ms(record), value, message.key, self._codec.decode)
 
     def _read_back(self, owner: Hosted, event: Event, headers: Iterable[tuple[str, bytes]]) -> None:
         try:
