@@ -31,9 +31,10 @@ def by_hand(rig: Rig, opened: dict[str, Any], body: bytes) -> AsgiClient:
 
 
 async def until(condition: Any) -> None:
-    """Let the loop run until something holds; the test's own timeout is the deadline."""
-    while not condition():
-        await asyncio.sleep(0.001)
+    """Let the loop run until something holds; a few seconds later it never will."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
 
 
 async def test_call_is_answered_and_recorded_exactly(tmp_path: Path) -> None:
