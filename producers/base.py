@@ -1,8 +1,8 @@
 """What a publisher is: the one way a record gets into Kafka.
 
 `submit` queues and returns at once, `publish` also waits for the broker's acknowledgement. Records submitted by one publisher
-under one key stand in the log in the order of the calls. A new publisher is one file here with these four methods; the contract
-tests in `tests/unit/producers/test_publishers.py` hold for each.
+under one key stand in the log in the order of the calls, also where one of them has to go into the claim store first. A new
+publisher is one file here with these four methods; the contract tests in `tests/unit/producers/test_publishers.py` hold for each.
 """
 
 from __future__ import annotations
@@ -12,6 +12,13 @@ from typing import Protocol
 
 from rollstream.errors import BrokerError
 from rollstream.schemas.records import Record
+
+
+class Submitted(asyncio.Future[None]):
+    """A submitted record: done once the broker has acknowledged it."""
+
+    waits_for: BrokerError | None = None
+    """Why it was not given to Kafka yet, where that is known: the claim store is down. It is still queued."""
 
 
 class Publisher(Protocol):
@@ -24,13 +31,15 @@ class Publisher(Protocol):
 
         Returns: done when the broker has acknowledged; its exception is a BrokerError if it never will.
 
-        Raises: BrokerError: reason `queue_full`, `too_large`, `refused`, `fatal` or `closed`; nothing was queued.
+        Raises: BrokerError: reason `queue_full`, `too_large`, `refused`, `fatal`, `closed` or `registry_down`; nothing was
+            queued.
         """
 
     async def publish(self, record: Record, *, noun: str | None = None, timeout_s: float | None = None) -> None:
         """Queue a record and wait for the acknowledgement.
 
-        Raises: BrokerError: as `submit`, or reason `ack_timeout`; then the record is still queued and may arrive later.
+        Raises: BrokerError: as `submit`, or reason `ack_timeout` or `claims_down`; then the record is still queued and may arrive
+            later.
         """
 
     async def close(self, timeout_s: float = 10.0) -> None:
@@ -44,11 +53,14 @@ class Publisher(Protocol):
 async def acknowledged(future: asyncio.Future[None], timeout_s: float | None) -> None:
     """Wait for a submitted record's acknowledgement, without taking the record back if it does not come.
 
-    Raises: BrokerError: reason `ack_timeout`, or why the broker refused.
+    Raises: BrokerError: reason `ack_timeout`, or `claims_down` where the claim store is what it waits for; or why the broker
+        refused.
     """
     if not future.done():
         await asyncio.wait((future,), timeout=timeout_s)
     if not future.done():
+        if isinstance(future, Submitted) and future.waits_for is not None:
+            raise future.waits_for
         raise BrokerError(
             f"Kafka did not acknowledge a record within {timeout_s:g} s; look at the broker, or raise "
             "gateway.ack_timeout_s. The record is still queued",

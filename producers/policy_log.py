@@ -32,7 +32,7 @@ class PolicyLog:
         """Args: policy: whose versions to read."""
         self._kafka = kafka
         self._policy = policy
-        self._codec = open_codec(kafka.registry_url)
+        self._codec = open_codec(kafka.registry_url, None)
         self._consumer: Consumer | None = None
 
     def newest(self, timeout_s: float) -> PolicyVersion | None:

@@ -1,7 +1,7 @@
 """How a process of ours talks to Kafka: the settings as librdkafka properties.
 
 Producers, sinks and trainers all start from `client_properties` and add what only they need. What a user gives under
-`kafka.properties` (security, for instance) wins over all of it but the partitioner.
+`kafka.properties` (security, for instance) wins over all of it but the partitioner and the requests in flight.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ def producer_properties(
         "reconnect.backoff.max.ms": 1_000,
         "compression.type": "none",  # packed ids of one call barely compress, and a batch is small
         **client_properties(kafka, client_id=client_id),
+        # With more, a batch can overtake one that the broker refused as not yet the leader (a new topic, a leader that moves);
+        # librdkafka then takes the earlier one for acknowledged with it, and it is lost.
+        "max.in.flight.requests.per.connection": 1,
         "partitioner": PARTITIONER,  # nobody's choice: with another one a group's records would be spread
     }
 

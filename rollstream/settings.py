@@ -23,7 +23,7 @@ PREFIX = "ROLLSTREAM_"
 MAX_RECORD_BYTES = 8_000_000
 """Largest record of any topic, the same for producers and topics: a prompt of 200,000 tokens is 0.8 MB, a rollout holds many."""
 MAX_VALUE_BYTES = MAX_RECORD_BYTES - 64 * 1024
-"""Largest source record and rollout: leaves room for key, headers and batch, and for the dead letter that holds it whole."""
+"""Largest value in any topic: leaves room for key, headers and batch. Larger records go by claim, see `ClaimSettings`."""
 
 
 class _Part(BaseModel):
@@ -47,6 +47,17 @@ class KafkaSettings(_Part):
     """After this long without a heartbeat a consumer's partitions go to another."""
     properties: dict[str, str] = Field(default_factory=dict)
     """Further librdkafka properties, for instance `security.protocol`. Faust processes translate those they share."""
+
+
+class ClaimSettings(_Part):
+    """Where the content of records goes that are too large for Kafka. The same for every process of a deployment."""
+
+    store: str = Field("out/claims", pattern=r"^(s3://[^/]+(/.*)?|[^:]+)$")
+    """A folder, if all processes share its disk, or `s3://bucket/prefix`."""
+    inline_bytes: int = Field(4 * 1024 * 1024, ge=1024, le=MAX_VALUE_BYTES - 64 * 1024)
+    """A record whose bytes are more than this goes into the store."""
+    s3: dict[str, str] = Field(default_factory=dict)
+    """Options of the S3 store, as obstore names them: `endpoint`, `region`, `access_key_id`, ..."""
 
 
 class GatewaySettings(_Part):
@@ -131,6 +142,8 @@ class Settings(_Part):
 
     kafka: KafkaSettings = KafkaSettings()
     """Broker and topics."""
+    claims: ClaimSettings = ClaimSettings()
+    """Content of large records."""
     gateway: GatewaySettings = GatewaySettings()
     """Gateway process."""
     processor: ProcessorSettings = ProcessorSettings()

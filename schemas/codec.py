@@ -6,8 +6,12 @@ Two framings, and a reader accepts both:
   endian), the body. Source: Avro 1.12 specification, "Single-object encoding".
 * Confluent's, with a registry: `00`, the registry's schema id (4 bytes, big endian), the body.
 
-Every schema version ever released is in `avro/`, so what an older or newer writer wrote is resolved to the newest class. A
-writer whose schema is not known here is an error with reason `unknown_schema`, never a guess.
+Every schema version ever released is in `avro/`, so what an older writer wrote is resolved to the newest class. What a newer
+writer wrote is resolved, too, if a registry gives its schema and Avro's rules allow it. Any other writer's schema is an error
+with reason `unknown_schema`, never a guess.
+
+A record whose bytes are more than `inline_bytes` goes into the claim store, and what is framed is a `ClaimCheck` that names it.
+`decode` fetches and verifies it; the same record gives the same bytes, with a claim or without.
 """
 
 from __future__ import annotations
@@ -17,23 +21,29 @@ import io
 import json
 import re
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any, Protocol, TypeVar
 
 import fastavro
+from fastavro.read import SchemaResolutionError
 from fastavro.schema import fingerprint, parse_schema, to_parsing_canonical_form
 
-from rollstream.errors import SchemaError, boundary
-from rollstream.schemas.derive import converters
+from rollstream.errors import BrokerError, SchemaError, boundary
+from rollstream.schemas.derive import NAMESPACE, converters
 from rollstream.schemas.identity import digest_bytes
 from rollstream.schemas.records import RECORDS, Record
+from rollstream.schemas.records.claims import ClaimCheck
 
 _SINGLE_OBJECT = b"\xc3\x01"
 _CONFLUENT = b"\x00"
 _FILE_NAME = re.compile(r"^(?P<record>[a-z_]+)\.v(?P<version>[0-9]+)\.avsc$")
 
 R = TypeVar("R", bound=Record)
+
+CLASSES: dict[str, type[Record | ClaimCheck]] = {**RECORDS, "claim_check": ClaimCheck}
+"""Schema file name without version → class of its newest version: the records, and what stands for a large one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +53,18 @@ class SchemaFile:
     record: str
     """Record name, for instance `model_call`."""
     version: int
-    """Version, from 1."""
+    """Version, from 1; 0: a writer's, from a registry, that is not among ours."""
     text: str
     """The file's text."""
     parsed: Any
     """What fastavro reads and writes with."""
     fingerprint: bytes
     """CRC-64-AVRO of the parsing canonical form, 8 bytes, little endian."""
+
+    @property
+    def label(self) -> str:
+        """As messages call it, for instance `model_call.v1`."""
+        return f"{self.record}.v{self.version}" if self.version else f"{self.record} in a version not known here"
 
 
 class Registry(Protocol):
@@ -60,6 +75,34 @@ class Registry(Protocol):
 
     def schema_text(self, schema_id: int) -> str:
         """The schema behind an id. Raises: SchemaError: the registry has none."""
+
+
+class Claims(Protocol):
+    """What the codec needs of a claim store."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Store a claim. Raises: BrokerError: reason `claims_down`."""
+
+    async def put_async(self, name: str, data: bytes) -> None:
+        """As `put`."""
+
+    def get(self, name: str) -> bytes:
+        """A claim's content. Raises: SchemaError: reason `claim_missing`. BrokerError: reason `claims_down`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What has to be in the claim store before the check for it goes to Kafka."""
+
+    name: str
+    """Its name in the store."""
+    data: bytes
+    """The framed record."""
+
+
+def claim_name(digest: str) -> str:
+    """Where a claim is in the store."""
+    return f"claims/{digest[:2]}/{digest}"
 
 
 @functools.cache
@@ -88,18 +131,41 @@ def read_schema(record: str, version: int, text: str) -> SchemaFile:
 @functools.cache
 def newest_schema(record: str) -> SchemaFile:
     """The schema that a record is written with."""
-    versions = [v for name, v in schema_files() if name == record]
-    if not versions:
-        raise SchemaError(
-            f"cannot find a schema of {record!r}: expected one of {sorted(RECORDS)}", reason="unknown_schema"
-        )
-    return schema_files()[record, max(versions)]
+    return released().newest(record)
 
 
-_NAMES = {cls: name for name, cls in RECORDS.items()}
+@dataclass(frozen=True)
+class Catalog:
+    """The schemas that a codec knows, and the class that each is read into."""
+
+    files: Mapping[tuple[str, int], SchemaFile]
+    """By record name and version."""
+    classes: Mapping[str, type]
+    """By record name, for its newest version."""
+
+    def newest(self, record: str) -> SchemaFile:
+        """The schema that a record is written with, and read into.
+
+        Raises: SchemaError: reason `unknown_schema`: there is none.
+        """
+        versions = [version for name, version in self.files if name == record]
+        if not versions:
+            raise SchemaError(
+                f"cannot find a schema of {record!r}: expected one of {sorted(self.classes)}", reason="unknown_schema"
+            )
+        return self.files[record, max(versions)]
 
 
-def record_name(cls: type[Record]) -> str:
+@functools.cache
+def released() -> Catalog:
+    """What this version of rollstream knows."""
+    return Catalog(schema_files(), CLASSES)
+
+
+_NAMES = {cls: name for name, cls in CLASSES.items()}
+
+
+def record_name(cls: type[Record | ClaimCheck]) -> str:
     """`ModelCall` → `model_call`."""
     try:
         return _NAMES[cls]
@@ -109,18 +175,21 @@ def record_name(cls: type[Record]) -> str:
         ) from None
 
 
-def encode_body(record: Record) -> bytes:
+def encode_body(record: Record | ClaimCheck) -> bytes:
     """The record in Avro's binary form, without any framing: what digests are computed over.
 
     Raises: SchemaError: a field's value does not fit its type.
     """
-    schema = newest_schema(record_name(type(record)))
+    return _body(record, newest_schema(record_name(type(record))))
+
+
+def _body(record: Any, schema: SchemaFile) -> bytes:
     out = io.BytesIO()
     try:
         fastavro.schemaless_writer(out, schema.parsed, converters(type(record))[0](record), strict=True)
     except (ValueError, TypeError, AttributeError, OverflowError, struct.error) as cause:
         raise SchemaError(
-            f"cannot encode {type(record).__name__}: {cause}; compare the record with {schema.record}.v{schema.version}",
+            f"cannot encode {type(record).__name__}: {cause}; compare the record with {schema.label}",
             reason="bad_field",
         ) from cause
     return out.getvalue()
@@ -134,44 +203,161 @@ def with_digest(record: R) -> R:
 class Codec:
     """Encodes and decodes records; holds the registry, if there is one, and what it has told so far."""
 
-    def __init__(self, registry: Registry | None = None) -> None:
+    def __init__(
+        self,
+        registry: Registry | None = None,
+        claims: Claims | None = None,
+        *,
+        inline_bytes: int | None = None,
+        catalog: Catalog | None = None,
+    ) -> None:
+        """Args:
+        claims: where large records go; None leaves every record whole, and reads no claim.
+        inline_bytes: a record whose framed bytes are more than this goes there; None: none does.
+        catalog: other schemas than the released ones, for tests of what older and newer programs read.
+        """
         self._registry = registry
-        self._by_fingerprint = {s.fingerprint: s for s in schema_files().values()}
+        self._claims = claims
+        self._inline_bytes = None if claims is None else inline_bytes
+        self._catalog = catalog or released()
+        self._names = {cls: name for name, cls in self._catalog.classes.items()}
+        self._newest = {name: self._catalog.newest(name) for name in self._catalog.classes}
+        self._by_fingerprint = {s.fingerprint: s for s in self._catalog.files.values()}
         self._by_id: dict[int, SchemaFile] = {}
         self._prefixes: dict[str, bytes] = {}
 
     def encode(self, record: Record) -> bytes:
-        """Frame and body of a record.
+        """What stands in Kafka for a record. Blocks while a large one is written to the claim store.
 
-        Raises: SchemaError: a field's value does not fit, or the registry does not know the schema.
+        Raises: SchemaError: a field's value does not fit, or the registry does not know the schema. BrokerError: reason
+            `claims_down` or `registry_down`.
         """
-        return self._prefix(record_name(type(record))) + encode_body(record)
+        value, claim = self.pack(record)
+        if claim is not None:
+            self.store(claim)
+        return value
+
+    def pack(self, record: Record) -> tuple[bytes, Claim | None]:
+        """As `encode`, but stores nothing.
+
+        Returns: the value, and what has to be stored before it is sent.
+        """
+        framed = self.frame(record)
+        if self._inline_bytes is None or len(framed) <= self._inline_bytes:
+            return framed, None
+        digest = digest_bytes(framed)
+        check = ClaimCheck(
+            self._name(record),
+            digest,
+            len(framed),
+            getattr(record, "rollout_id", None),
+            getattr(record, "call_id", None),
+        )
+        return self.frame(check), Claim(claim_name(digest), framed)
+
+    def store(self, claim: Claim) -> None:
+        """Put a claim into the store. Raises: BrokerError: reason `claims_down`."""
+        self._claim_store().put(claim.name, claim.data)
+
+    async def store_async(self, claim: Claim) -> None:
+        """As `store`, without blocking the event loop."""
+        await self._claim_store().put_async(claim.name, claim.data)
 
     def decode(self, data: bytes) -> Record:
-        """The record behind the bytes, in its newest class.
+        """The record behind the bytes, in its newest class. Blocks while a claim is read.
 
-        Raises: SchemaError: reason `unknown_framing`, `unknown_schema` or `malformed`.
+        Raises: SchemaError: reason `unknown_framing`, `unknown_schema`, `malformed`, `claim_missing` or `claim_mismatch`.
+            BrokerError: reason `claims_down` or `registry_down`: nothing is known about the bytes.
+        """
+        record = self.decode_frame(data)
+        return self._resolve(record) if isinstance(record, ClaimCheck) else record
+
+    def decode_again(self, data: bytes) -> Record:
+        """What `decode` gave before. A claim that has vanished since stops the process; the next one meets it as `decode` does.
+
+        Raises: BrokerError: reason `claims_down` or `registry_down`.
+        """
+        try:
+            return self.decode(data)
+        except SchemaError as cause:
+            raise BrokerError(
+                f"what could be decoded before cannot be any more: {cause}", reason="claims_down"
+            ) from cause
+
+    def decode_frame(self, data: bytes) -> Record | ClaimCheck:
+        """What stands in Kafka: the record, or the check for its claim, which is not read.
+
+        Raises: as `decode`, but for claims.
         """
         writer, start = self._writer(data)
-        reader = newest_schema(writer.record)
+        reader = self._newest[writer.record]
         body = io.BytesIO(data)
         body.seek(start)
-        what = f"decode {writer.record}.v{writer.version}, whose {len(data)} bytes were cut short or damaged"
+        what = f"decode {writer.label}, whose {len(data)} bytes were cut short or damaged"
         with boundary(SchemaError, what, reason="malformed"):
-            values = fastavro.schemaless_reader(body, writer.parsed, None if writer is reader else reader.parsed)
-            record: Record = converters(RECORDS[writer.record])[1](values)
+            try:
+                values = fastavro.schemaless_reader(body, writer.parsed, None if writer is reader else reader.parsed)
+            except SchemaResolutionError as cause:
+                raise SchemaError(
+                    f"cannot decode {writer.label} as {reader.label}: {cause}; update rollstream where this ran, then redrive",
+                    reason="unknown_schema",
+                ) from cause
+            record: Record | ClaimCheck = converters(self._catalog.classes[writer.record])[1](values)
         rest = len(data) - body.tell()
         if rest:
             raise SchemaError(
-                f"cannot decode {writer.record}.v{writer.version}: {rest} bytes are left over of {len(data)}; "
-                "the record is damaged",
+                f"cannot decode {writer.label}: {rest} bytes are left over of {len(data)}; the record is damaged",
                 reason="malformed",
             )
         return record
 
+    def claim_check(self, data: bytes) -> ClaimCheck | None:
+        """The check that stands in Kafka; None if a record stands there, or nothing that can be read."""
+        try:
+            found = self.decode_frame(data)
+        except SchemaError:
+            return None
+        return found if isinstance(found, ClaimCheck) else None
+
+    def _resolve(self, check: ClaimCheck) -> Record:
+        name = claim_name(check.digest)
+        data = self._claim_store().get(name)
+        found = digest_bytes(data)
+        if found != check.digest:
+            raise SchemaError(
+                f"cannot decode: claim {name!r} has {len(data)} bytes with the digest {found}, expected {check.size_bytes} bytes "
+                "with the one in its name; it was changed, restore it and redrive",
+                reason="claim_mismatch",
+            )
+        record = self.decode_frame(data)
+        if isinstance(record, ClaimCheck):
+            raise SchemaError(
+                f"cannot decode: claim {name!r} holds another claim check, expected a record; no writer of ours makes that",
+                reason="malformed",
+            )
+        return record
+
+    def _claim_store(self) -> Claims:
+        if self._claims is None:
+            raise BrokerError(
+                "a claim was met, and no claim store is set; open the codec with one", reason="claims_down"
+            )
+        return self._claims
+
+    def _name(self, record: Record | ClaimCheck) -> str:
+        try:
+            return self._names[type(record)]
+        except KeyError:
+            return record_name(type(record))  # tells that there is none
+
+    def frame(self, record: Record | ClaimCheck) -> bytes:
+        """Frame and body, whatever the size. Raises: as `encode`, but for claims."""
+        name = self._name(record)
+        return self._prefix(name) + _body(record, self._newest[name])
+
     def _prefix(self, record: str) -> bytes:
         if record not in self._prefixes:
-            schema = newest_schema(record)
+            schema = self._newest[record]
             self._prefixes[record] = (
                 _SINGLE_OBJECT + schema.fingerprint
                 if self._registry is None
@@ -205,13 +391,20 @@ class Codec:
                     "ROLLSTREAM_KAFKA__REGISTRY_URL",
                     reason="unknown_schema",
                 )
-            raw = json.loads(self._registry.schema_text(schema_id))
-            crc = bytes.fromhex(fingerprint(to_parsing_canonical_form(raw), "CRC-64-AVRO"))
-            if crc not in self._by_fingerprint:
-                raise SchemaError(
-                    f"cannot decode: registry schema {schema_id} is {raw.get('name')!r} in a version not known here; "
-                    "update rollstream where this ran",
-                    reason="unknown_schema",
-                )
-            self._by_id[schema_id] = self._by_fingerprint[crc]
+            schema = self._parse(schema_id, self._registry.schema_text(schema_id))
+            self._by_id[schema_id] = self._by_fingerprint.get(schema.fingerprint, schema)
         return self._by_id[schema_id]
+
+    def _parse(self, schema_id: int, text: str) -> SchemaFile:
+        """A registry's schema, as a version of one of our records."""
+        with boundary(SchemaError, f"decode: registry schema {schema_id} is no Avro schema", reason="unknown_schema"):
+            raw = json.loads(text)
+            full_name = fastavro.schema.fullname(raw) if isinstance(raw, dict) and "name" in raw else repr(text[:80])
+            for name, cls in self._catalog.classes.items():
+                if full_name == f"{NAMESPACE}.{cls.__name__}":
+                    return read_schema(name, 0, text)
+        raise SchemaError(
+            f"cannot decode: registry schema {schema_id} is {full_name}, which is no record of ours; something else "
+            "writes into this topic, or rollstream is to be updated where this ran",
+            reason="unknown_schema",
+        )

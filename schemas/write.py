@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from rollstream.schemas.codec import CLASSES
 from rollstream.schemas.derive import derive_schema
-from rollstream.schemas.records import RECORDS
 
 
 def write_changed(folder: Path) -> list[str]:
@@ -15,7 +15,7 @@ def write_changed(folder: Path) -> list[str]:
     Returns: names of the files written.
     """
     written = []
-    for name, cls in RECORDS.items():
+    for name, cls in CLASSES.items():
         versions = sorted(int(file.name.split(".v")[1].split(".")[0]) for file in folder.glob(f"{name}.v*.avsc"))
         schema = derive_schema(cls)
         if versions and json.loads((folder / f"{name}.v{versions[-1]}.avsc").read_text("utf-8")) == schema:

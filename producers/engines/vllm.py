@@ -20,12 +20,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-import httpx
 import numpy as np
 import orjson
 
 from rollstream.errors import ProviderError
 from rollstream.producers.engines.base import Answer, Conversation, Finish, Identity, Ids, LabelSpan
+from rollstream.producers.engines.http import EngineGone, EngineHttp
 from rollstream.producers.engines.semantics import tell_semantics
 from rollstream.producers.parsers import PARSERS, to_message
 from rollstream.schemas.identity import digest_ids, digest_json
@@ -34,7 +34,7 @@ from rollstream.schemas.types import pack_ids
 from rollstream.settings import GatewaySettings
 
 _log = logging.getLogger(__name__)
-_CONNECT_S = 5.0
+_HEALTH_S = 5.0
 _CLOSED = (403, 404, 405)
 """What vLLM answers on routes that are not served."""
 _PROBE_TEXT = 'Encoding probe: don\'t panic, 3.14 \u4f60\u597d \U0001f642\n\t<tool_call>{"a": [1, 2]}</tool_call>'
@@ -45,15 +45,13 @@ _PROBE_LOGPROBS = 5
 class VllmEngine:
     """A vLLM server; see the module."""
 
-    def __init__(self, gateway: GatewaySettings, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        """Args: transport: for tests."""
+    def __init__(self, gateway: GatewaySettings, *, http: EngineHttp | None = None) -> None:
+        """Args: http: for tests."""
         self._model = gateway.model_name
         self._parser = gateway.tool_parser
         self._timeout_s = gateway.engine_timeout_s
-        timeout = httpx.Timeout(gateway.engine_timeout_s, connect=_CONNECT_S, pool=None)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
         self._url = gateway.engine_url
-        self._http = httpx.AsyncClient(base_url=self._url, timeout=timeout, limits=limits, transport=transport)
+        self._http = http or EngineHttp(self._url, gateway.engine_timeout_s)
         self._admin_url = gateway.engine_admin_url
         self._identity: Identity | None = None
         self._is_probed = False
@@ -162,14 +160,14 @@ class VllmEngine:
     async def health(self) -> str | None:
         """As in `Engine`."""
         try:
-            answer = await self._http.get("/health", timeout=_CONNECT_S)
-        except httpx.HTTPError as error:
-            return f"vLLM at {self._url} does not answer: {type(error).__name__}: {error}"
-        return None if answer.status_code == 200 else f"vLLM at {self._url} answers {answer.status_code}"
+            answer = await self._http.get("/health", timeout_s=_HEALTH_S)
+        except EngineGone as error:
+            return f"vLLM does not answer: {error}"
+        return None if answer.status == 200 else f"vLLM at {self._url} answers {answer.status}"
 
     async def close(self) -> None:
         """As in `Engine`."""
-        await self._http.aclose()
+        await self._http.close()
 
     def _chat(self, conversation: Conversation) -> dict[str, Any]:
         """The body of a chat request as far as rendering and parsing look at it."""
@@ -237,22 +235,22 @@ class VllmEngine:
         )
 
     async def _events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-        async with self._http.stream("POST", path, json=body) as response:
-            if response.status_code != 200:
-                raise _refusal(path, response.status_code, await response.aread())
-            async for line in response.aiter_lines():
-                if not line.startswith("data:") or line == "data: [DONE]":
+        async with self._http.stream(path, body) as response:
+            if response.status != 200:
+                raise _refusal(path, response.status, await response.read())
+            async for line in response.lines():
+                if not line.startswith(b"data:") or line == b"data: [DONE]":
                     continue
                 event = orjson.loads(line[5:])
                 if "error" in event:
-                    raise _refusal(path, int(event["error"].get("code") or 500), line[5:].encode())
+                    raise _refusal(path, int(event["error"].get("code") or 500), line[5:])
                 yield event
 
     async def _post(self, path: str, body: dict[str, Any] | None = None) -> Any:
         async with self._answers(path):
-            response = await self._http.post(path, json=body)
-            if response.status_code != 200:
-                raise _refusal(path, response.status_code, response.content)
+            response = await self._http.post(path, body)
+            if response.status != 200:
+                raise _refusal(path, response.status, response.content)
             return orjson.loads(response.content)
 
     async def _admin(self, path: str, body: dict[str, Any] | None = None) -> None:
@@ -263,14 +261,9 @@ class VllmEngine:
         """Foreign errors of a request as ProviderError; a server that went away is probed again before the next call."""
         try:
             yield
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        except EngineGone:
             self._is_probed = False
-            raise ProviderError(f"vLLM at {self._url} cannot be reached: {error}", reason="engine_down") from error
-        except httpx.HTTPError as error:
-            self._is_probed = False
-            raise ProviderError(
-                f"vLLM at {self._url} broke off {path}: {type(error).__name__}: {error}", reason="engine_error"
-            ) from error
+            raise
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
             raise ProviderError(
                 f"vLLM's answer to {path} is not understood: {type(error).__name__}: {error}; supported are 0.30 to 0.33",
@@ -287,8 +280,8 @@ class VllmEngine:
                 reason="engine_error",
             )
         async with self._answers("/v1/chat/completions/render"):
-            render = await self._http.post("/v1/chat/completions/render", json=self._chat(_PROBE_CHAT))
-        self._has_scale_out = render.status_code not in _CLOSED
+            render = await self._http.post("/v1/chat/completions/render", self._chat(_PROBE_CHAT))
+        self._has_scale_out = render.status not in _CLOSED
         if not self._has_scale_out:
             _log.warning(
                 "vLLM has no render and generate routes; start it with --enable-scale-out for exact versions"
@@ -298,7 +291,7 @@ class VllmEngine:
         text_ids = (await self._post("/tokenize", body))["tokens"]
         async with self._answers("/tokenizer_info"):
             info = await self._http.get("/tokenizer_info")
-        template = orjson.loads(info.content).get("chat_template") if info.status_code == 200 else None
+        template = orjson.loads(info.content).get("chat_template") if info.status == 200 else None
         return Identity(
             engine="vllm",
             engine_version=str(version),

@@ -36,7 +36,7 @@ def serve(settings: Settings) -> None:
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     engine = make_engine(gateway)
     policy_log = PolicyLog(settings.kafka, gateway.policy) if gateway.engine == "local" else None
-    app = Gateway(gateway, engine, lambda: KafkaPublisher(settings.kafka), policy_log=policy_log).app
+    app = Gateway(gateway, engine, lambda: KafkaPublisher(settings.kafka, settings.claims), policy_log=policy_log).app
     print(f"listening on {address}", flush=True)
     config = uvicorn.Config(
         app,

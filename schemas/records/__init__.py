@@ -1,7 +1,8 @@
 """The typed records, one class per Avro schema, and the table of them all.
 
 Adding a record: write the class, add it to `RECORDS`, run `rollstream schemas write`, give it a topic file and
-examples. Changing a released one: never; add `<record>.v<N+1>` with defaults for what is new.
+examples. Changing a released one: never; add `<record>.v<N+1>` with defaults for what is new. Then update readers first, writers
+after them: `rollstream schemas check` says what may change.
 """
 
 from __future__ import annotations

@@ -17,13 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from rollstream.schemas import records as r
-from rollstream.schemas.codec import encode_body, record_name
+from rollstream.schemas.codec import Codec, encode_body, record_name
 from rollstream.schemas.identity import digest_bytes, digest_json
 from rollstream.schemas.prompts import encode_prompt
 from rollstream.schemas.readable import to_readable
+from rollstream.schemas.records.claims import ClaimCheck
 from rollstream.schemas.topics import TERMINAL_TOPICS, topic_of
 from rollstream.schemas.types import Json, pack_floats, pack_ids
 from tests.contract.checkout import ROOT
+from tests.memory_claims import MemoryClaims
 from tests.unit.processors.simulation import Simulation, default_pipeline
 
 FOLDER = ROOT / "schemas" / "examples"
@@ -161,7 +163,7 @@ def _gives_up(teller: Teller) -> Teller:
     return teller
 
 
-def story() -> dict[str, list[r.Record]]:
+def story() -> dict[str, list[r.Record | ClaimCheck]]:
     """Every topic of the story with its records: sources as told, the rest as the stages make it."""
     tellers = [
         _books(Teller("r-81f0", 17, START_MS)),
@@ -178,7 +180,8 @@ def story() -> dict[str, list[r.Record]]:
     simulation.run()
     simulation.tick(START_MS + 3_600_000)
     assert simulation.dead == {}
-    told = {noun: simulation.records(noun) for noun in simulation.logs}
+    told: dict[str, list[Any]] = {noun: simulation.records(noun) for noun in simulation.logs}
+    told["rollouts"].append(_by_claim(told["rollouts"][0]))
     told["scores"] = [_timeless(record) for record in told["scores"]]
     samples = [record for record in told["samples"] if isinstance(record, r.Sample)]
     told["calls"].append(
@@ -226,6 +229,14 @@ def story() -> dict[str, list[r.Record]]:
     return told
 
 
+def _by_claim(record: r.Record) -> ClaimCheck:
+    """What would stand in the topic if the record were larger than `claims.inline_bytes`."""
+    codec = Codec(claims=MemoryClaims(), inline_bytes=0)
+    check = codec.claim_check(codec.encode(record))
+    assert check is not None
+    return check
+
+
 def _timeless(record: r.Record) -> r.Record:
     """Scores without their latencies, the one thing that differs between two runs."""
     assert isinstance(record, r.GroupScores)
@@ -248,7 +259,11 @@ PASSING = {
         "barrier": ("Terminal", 0),
     },
     "terminals": {"succeeded": ("Terminal", 0), "failed": ("Terminal", 1)},
-    "rollouts": {"succeeded": ("Rollout", "r-81f0"), "with_aborted_call": ("Rollout", "r-9c2e")},
+    "rollouts": {
+        "succeeded": ("Rollout", "r-81f0"),
+        "with_aborted_call": ("Rollout", "r-9c2e"),
+        "by_claim": ("ClaimCheck", 0),
+    },
     "groups": {"full": ("Group", "g-flight-17"), "partial": ("Group", "g-flight-19")},
     "scores": {"two_scores": ("GroupScores", "g-flight-17"), "one_scorer_failed": ("GroupScores", "g-flight-18")},
     "rewards": {"two_rewards": ("GroupRewards", "g-flight-17"), "one_excluded": ("GroupRewards", "g-flight-18")},
@@ -278,6 +293,7 @@ FAILING: list[tuple[str, str, str, dict[str, Any], str]] = [
         {"calls": ["r-81f0-c0"]},
         "Rollout.calls[0]: got 'r-81f0-c0'",
     ),
+    ("rollouts", "claim_of_no_size", "by_claim", {"size_bytes": ...}, "field 'size_bytes' is missing"),
     ("groups", "revision_as_text", "full", {"revision": "0"}, "expected int"),
     ("scores", "one_score_without_list", "two_scores", {"scores": 1.0}, "expected a list"),
     ("rewards", "values_without_components", "two_rewards", {"rewards": [{"value": 1.0}]}, "is missing"),
@@ -290,7 +306,7 @@ FAILING: list[tuple[str, str, str, dict[str, Any], str]] = [
 """Topic, name, the passing example it is made from, what is changed (`...` takes the field away), and what the error says."""
 
 
-def passing() -> Iterator[tuple[str, str, r.Record]]:
+def passing() -> Iterator[tuple[str, str, r.Record | ClaimCheck]]:
     """Topic noun, name and record of every passing example."""
     told = story()
     for noun, cases in PASSING.items():
@@ -301,11 +317,11 @@ def passing() -> Iterator[tuple[str, str, r.Record]]:
             yield noun, name, of_kind[which if isinstance(which, int) else 0]
 
 
-def _owners(record: r.Record) -> set[object]:
+def _owners(record: r.Record | ClaimCheck) -> set[object]:
     return {getattr(record, "rollout_id", ""), getattr(getattr(record, "group", record), "group_id", "")}
 
 
-def _written(record: r.Record) -> str:
+def _written(record: r.Record | ClaimCheck) -> str:
     return digest_bytes(encode_body(record))
 
 

@@ -84,6 +84,8 @@ def test_every_address_names_a_service_and_a_port_it_has() -> None:
     assert sinks["sink-objects"].s3["endpoint"] == "http://seaweedfs:8333"
     assert sinks["sink-objects"].objects.startswith("s3://rollstream/")
     assert "s3.bucket.create -name rollstream" in SERVICES["bucket"]["command"][0]
+    claims = {name: load_settings(environ=_environment(OURS[name])).claims for name in OURS if name != "topics"}
+    assert {("s3://rollstream", "http://seaweedfs:8333")} == {(c.store, c.s3["endpoint"]) for c in claims.values()}
 
 
 def test_published_ports_are_on_the_loopback_address_and_open() -> None:

@@ -70,6 +70,24 @@ def test_default_chart_has_every_process() -> None:
     ]
 
 
+def test_every_process_that_reads_or_writes_records_has_the_claim_store() -> None:
+    """One without it could not read what another one wrote; the job that makes topics needs none."""
+    pods = dict(_pods(render({"claims": {"url": "s3://large/here", "existingSecret": {"name": "s"}}})))
+
+    found = {
+        name: {
+            entry["name"]: entry.get("value") for entry in pod["containers"][0]["env"] if "CLAIMS" in entry["name"]
+        }
+        for name, pod in pods.items()
+    }
+
+    assert {"ROLLSTREAM_CLAIMS__STORE": "s3://large/here", "ROLLSTREAM_CLAIMS__S3": None} == found.pop(
+        "demo-rollstream-gateway"
+    )
+    assert {} == found.pop("demo-rollstream-topics")
+    assert all("s3://large/here" == env["ROLLSTREAM_CLAIMS__STORE"] for env in found.values())
+
+
 @pytest.mark.parametrize(
     "values",
     [

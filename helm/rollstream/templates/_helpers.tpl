@@ -56,6 +56,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- end }}
 
+{{/* Where a process finds the content of large records. */}}
+{{- define "rollstream.claimsEnv" -}}
+- {name: ROLLSTREAM_CLAIMS__STORE, value: {{ .Values.claims.url | quote }}}
+{{- with .Values.claims.existingSecret }}
+{{- if .name }}
+- name: ROLLSTREAM_CLAIMS__S3
+  valueFrom:
+    secretKeyRef: {name: {{ .name | quote }}, key: {{ .key | quote }}}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* The part of a pod that is the same in all. enableServiceLinks: Kubernetes would set ROLLSTREAM_..._PORT variables of
      its own, and an unknown ROLLSTREAM_ variable is an error. */}}
 {{- define "rollstream.pod" -}}

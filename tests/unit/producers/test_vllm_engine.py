@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
 from rollstream.errors import ProviderError
 from rollstream.producers.engines.base import Answer, Conversation, LabelSpan
+from rollstream.producers.engines.http import Answered, EngineGone, EngineHttp
 from rollstream.producers.engines.vllm import VllmEngine
 from rollstream.schemas.records import LogprobSemantics, SamplingParams
 from rollstream.settings import GatewaySettings
@@ -56,6 +58,53 @@ STREAM = [
 ]
 
 
+@dataclass
+class Reply:
+    """What the fake answers: a whole body, or lines."""
+
+    status: int
+    json: Any = None
+    lines: AsyncIterator[bytes] | None = None
+
+    async def read(self) -> bytes:
+        return json.dumps(self.json).encode()
+
+
+class FakeHttp(EngineHttp):
+    """Gives requests to a function instead of a server."""
+
+    def __init__(self, answer: Callable[[str, Any], Any]) -> None:
+        super().__init__("http://vllm", 1)
+        self.answer = answer
+
+    async def get(self, path: str, *, timeout_s: float | None = None) -> Answered:
+        return await self.post(path)
+
+    async def post(self, path: str, body: Any = None) -> Answered:
+        reply = await self.answer(path.removeprefix("http://vllm"), body)
+        return Answered(reply.status, await reply.read())
+
+    @asynccontextmanager
+    async def stream(self, path: str, body: Any) -> AsyncIterator[Any]:
+        reply = await self.answer(path, body)
+        yield FakeStream(reply)
+
+
+class FakeStream:
+    """A reply as the engine reads a stream."""
+
+    def __init__(self, reply: Reply) -> None:
+        self.status, self._reply = reply.status, reply
+
+    async def read(self) -> bytes:
+        return await self._reply.read()
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        assert self._reply.lines is not None
+        async for line in self._reply.lines:
+            yield line
+
+
 class FakeVllm:
     """Answers as vLLM 0.32 does; `has_scale_out` False closes its render and generate routes."""
 
@@ -69,13 +118,13 @@ class FakeVllm:
         self.requests: list[tuple[str, Any]] = []
         self.hangs = False
 
-    async def __call__(self, request: httpx.Request) -> httpx.Response:
-        path, body = request.url.path, json.loads(request.content or b"null")
+    async def __call__(self, path: str, body: Any) -> Reply:
+        path = path.partition("?")[0]
         self.requests.append((path, body))
         if path == self.fails_at:
-            return httpx.Response(500, json={"error": {"message": "no", "code": 500}})
+            return Reply(500, {"error": {"message": "no", "code": 500}})
         if not self.has_scale_out and path.endswith(("render", "/inference/v1/generate")):
-            return httpx.Response(403, json={"error": {"message": "closed", "code": 403}})
+            return Reply(403, {"error": {"message": "closed", "code": 403}})
         answers: dict[str, Any] = {
             "/version": {"version": "0.32.0"},
             "/v1/models": {"data": [{"id": "policy", "max_model_len": 2048}]},
@@ -84,21 +133,21 @@ class FakeVllm:
             "/v1/chat/completions/derender": {"choices": [{"message": self.message(), "finish_reason": "stop"}]},
         }
         if path in answers:
-            return httpx.Response(200, json=answers[path])
+            return Reply(200, answers[path])
         if path in ("/inference/v1/generate", "/v1/completions"):
             return self.sample(path, body)
-        return httpx.Response(
+        return Reply(
             200
             if path in ("/health", "/pause", "/resume", "/collective_rpc") or "weight" in path or "reset" in path
             else 404,
-            json={},
+            {},
         )
 
     def message(self) -> dict[str, Any]:
         call = {"id": "random", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
         return {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [call], "refusal": None}
 
-    def sample(self, path: str, body: Any) -> httpx.Response:
+    def sample(self, path: str, body: Any) -> Reply:
         if not body["stream"]:
             temperature = body.get("sampling_params", body)["temperature"]
             top = {1: -1.0, 2: -2.0} if self.is_raw or temperature == 1.0 else {1: -0.5, 2: -2.5}
@@ -107,9 +156,9 @@ class FakeVllm:
                 logprobs: Any = {"token_logprobs": [-1.0], "top_logprobs": [{str(t): v for t, v in top.items()}]}
             else:
                 logprobs = {"content": [{"token_id": 1, "logprob": -1.0, "top_logprobs": table}]}
-            return httpx.Response(200, json={"choices": [{"token_ids": [1], "logprobs": logprobs}]})
+            return Reply(200, {"choices": [{"token_ids": [1], "logprobs": logprobs}]})
         if self.error is not None:
-            return httpx.Response(self.status, json=self.error)
+            return Reply(self.status, self.error)
 
         async def lines() -> AsyncIterator[bytes]:
             for part in self.stream:
@@ -117,10 +166,11 @@ class FakeVllm:
                     await asyncio.Event().wait()
                 if isinstance(part, Exception):
                     raise part
-                yield b"data: " + json.dumps(part).encode() + b"\n\n"
-            yield b"data: [DONE]\n\n"
+                yield b"data: " + json.dumps(part).encode()
+                yield b""
+            yield b"data: [DONE]"
 
-        return httpx.Response(self.status, content=lines())
+        return Reply(self.status, lines=lines())
 
 
 @pytest.fixture
@@ -131,7 +181,7 @@ def server() -> FakeVllm:
 @pytest.fixture
 async def engine(server: FakeVllm) -> AsyncIterator[VllmEngine]:
     settings = GatewaySettings(engine_url="http://vllm", engine_admin_url="http://vllm", engine_timeout_s=0.5)
-    engine = VllmEngine(settings, transport=httpx.MockTransport(server))
+    engine = VllmEngine(settings, http=FakeHttp(server))
     yield engine
     await engine.close()
 
@@ -237,7 +287,7 @@ LONG = "The decoder prompt (length 3000) is longer than the maximum model length
         (400, {"error": {"message": "bad stop", "code": 400}}, [], "bad_request"),
         (500, {"error": {"message": "oops", "code": 500}}, [], "engine_error"),
         (200, None, [STREAM[0], {"error": {"message": "oops", "code": 500}}], "engine_error"),
-        (200, None, [STREAM[0], httpx.ReadError("reset")], "engine_error"),
+        (200, None, [STREAM[0], EngineGone("reset", reason="engine_error")], "engine_error"),
         (200, None, [STREAM[0]], "engine_error"),
         (200, None, [{"choices": [{"token_ids": 3}]}], "engine_error"),
         (200, None, [STREAM[0], ...], "engine_error"),
@@ -262,7 +312,7 @@ async def test_server_that_is_away_is_engine_down_and_probed_again(engine: VllmE
     """What comes back may be another server."""
     await engine.start()
     server.requests.clear()
-    server.stream = [httpx.ConnectError("refused")]
+    server.stream = [EngineGone("refused", reason="engine_down")]
 
     with pytest.raises(ProviderError) as found:
         await ask(engine)
@@ -310,11 +360,11 @@ async def test_failed_reload_leaves_a_label_that_is_no_version(
 async def test_weights_are_changed_one_after_the_other(engine: VllmEngine, server: FakeVllm) -> None:
     """Two changes at once would label the weights of one with the version of the other."""
 
-    async def answer_later(request: httpx.Request) -> httpx.Response:
+    async def answer_later(path: str, body: Any) -> Reply:
         await asyncio.sleep(0)
-        return await server(request)
+        return await server(path, body)
 
-    engine._http = httpx.AsyncClient(base_url="http://vllm", transport=httpx.MockTransport(answer_later))
+    engine._http = FakeHttp(answer_later)
 
     await asyncio.gather(engine.load_policy(7, "/w/7"), engine.load_policy(8, "/w/8"))
 
@@ -330,9 +380,11 @@ async def test_nonsense_from_the_server_is_an_engine_error(
 ) -> None:
     """Whatever rendering and parsing answer, the call ends with an outcome and the client with an error it knows."""
     await engine.start()
-    engine._http = httpx.AsyncClient(
-        base_url="http://vllm", transport=httpx.MockTransport(lambda _: httpx.Response(200, json=nonsense))
-    )
+
+    async def answer(path: str, body: Any) -> Reply:
+        return Reply(200, nonsense)
+
+    engine._http = FakeHttp(answer)
 
     with pytest.raises(ProviderError) as rendered:
         await engine.render(TALK)
