@@ -39,7 +39,6 @@ PLACES = ("in samples", "masked", "quarantined", "open", "unaccounted")
 """Where a call may be; the report counts each call once, in the first that fits."""
 
 SHOWN = 20
-_GROUPS_AT_ONCE = 100
 
 
 @dataclass(slots=True)
@@ -100,7 +99,7 @@ def audit(client: Client, *, closed: bool = False, codec: Codec | None = None) -
     """
     stored = Stored(client)
     return audit_evidence(
-        (evidence for batch in stored.batches(_GROUPS_AT_ONCE) for evidence in batch),
+        (evidence for batch in stored.batches() for evidence in batch),
         held=quarantine(stored.dead_letters(), codec or Codec()),
         bounds=_bounds(stored),
         unknown_samples=_unknown_samples(stored),

@@ -31,6 +31,9 @@ from rollstream.sinks.view import Finding, View
 
 IDENTITY = "identity"
 
+COPIES = {"already_done"}
+"""Reasons of letters about copies of what was done before: they account for nothing, the first one does."""
+
 _WORST_FIRST = (Delivery.NONE, Delivery.PARTIAL, Delivery.FULL, Delivery.UNKNOWN)
 
 
@@ -76,6 +79,8 @@ def quarantine(letters: Iterable[DeadLetter], codec: Codec) -> Quarantine:
         except SchemaError:
             if letter.call_id is not None:
                 found.call_ids.add(letter.call_id)
+            continue
+        if letter.reason in COPIES:
             continue
         found.bodies.add(digest_bytes(encode_body(record)))
         if isinstance(record, CallDelivery):
@@ -138,14 +143,7 @@ def check_accounted(view: View, held: Quarantine) -> Accounts:
 def check_identity(view: View, held: Quarantine) -> list[Finding]:
     """One content an identity; what join or group refused as a conflict does not count."""
     kinds: tuple[tuple[str, Iterable[tuple[object, object]]], ...] = (
-        (
-            "model call",
-            (
-                ((call.call_id, call.call_attempt), replace(call, delivered=Delivery.UNKNOWN))
-                for call in view.evidence.calls
-                if not held.has(call)
-            ),
-        ),
+        ("model call", _repeated_calls(view, held)),
         (
             "rollout",
             (
@@ -173,6 +171,18 @@ def check_identity(view: View, held: Quarantine) -> list[Finding]:
     return findings
 
 
+def _repeated_calls(view: View, held: Quarantine) -> Iterator[tuple[object, object]]:
+    """Identity and content of calls that are stored more than once: to compare is expensive, and hardly ever needed."""
+    by_identity: dict[tuple[str, int], list[ModelCall]] = {}
+    for call in view.evidence.calls:
+        by_identity.setdefault((call.call_id, call.call_attempt), []).append(call)
+    for identity, calls in by_identity.items():
+        if len(calls) > 1:
+            for call in calls:
+                if not held.has(call):
+                    yield identity, replace(call, delivered=Delivery.UNKNOWN)
+
+
 def _waits_for(view: View, call_id: str, rollout_id: str, attempt: int) -> str | None:
     """What a call waits for; None if everything that could hold it is there."""
     closed = [row for row in view.evidence.rollouts if (row.rollout_id, row.attempt) == (rollout_id, attempt)]
@@ -186,12 +196,16 @@ def _waits_for(view: View, call_id: str, rollout_id: str, attempt: int) -> str |
 
 
 def _intents(view: View, held: Quarantine) -> Iterator[Finding]:
-    calls = (call for call in view.evidence.calls if not held.has(call))
-    outcomes = {(call.call_id, call.call_attempt): call for call in calls}
+    outcomes: dict[tuple[str, int], list[ModelCall]] = {}
+    for outcome in view.evidence.calls:
+        outcomes.setdefault((outcome.call_id, outcome.call_attempt), []).append(outcome)
     for start in view.evidence.starts:
-        call = outcomes.get((start.call_id, start.call_attempt))
-        if call is None:
+        calls = outcomes.get((start.call_id, start.call_attempt), [])
+        if len(calls) > 1:
+            calls = [call for call in calls if not held.has(call)]
+        if not calls:
             continue
+        call = calls[-1]
         pairs = {
             "rollout_id": (start.rollout_id, call.rollout_id),
             "attempt": (start.attempt, call.attempt),
@@ -200,11 +214,13 @@ def _intents(view: View, held: Quarantine) -> Iterator[Finding]:
             "prompt digest": (start.prompt_digest, call.prompt.digest),
             "request digest": (start.request_digest, call.request_digest),
         }
-        for name, (intent, outcome) in pairs.items():
-            if intent != outcome:
-                yield Finding(
-                    ACCOUNTED, call.call_id, f"{name} is {intent!r} in the intent and {outcome!r} in the outcome"
-                )
+        differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+        if differing and held.has(call):
+            continue
+        for name, (intended, came) in differing.items():
+            yield Finding(
+                ACCOUNTED, call.call_id, f"{name} is {intended!r} in the intent and {came!r} in the outcome"
+            )
 
 
 def _deliveries(view: View, held: Quarantine) -> Iterator[Finding]:

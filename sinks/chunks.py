@@ -47,6 +47,14 @@ class Chunker:
         """Expect a partition's records from this offset on; what was held of it is forgotten."""
         self._open[source] = _Open(next_offset=offset)
 
+    def next_offset(self, source: Source) -> int:
+        """The offset that a partition's next record is expected at, or comes after."""
+        return self._open[source].next_offset if source in self._open else 0
+
+    def skip(self, source: Source, offset: int) -> None:
+        """Expect a partition's next record at this offset; what is held of it stays."""
+        self._open[source].next_offset = offset
+
     def drop(self, sources: Iterable[Source]) -> None:
         """Forget partitions that went to somebody else."""
         for source in sources:

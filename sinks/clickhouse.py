@@ -6,11 +6,16 @@ A write is one insert a table, then one into `ingest_ledger`, which is where pos
   token binds the rows' content, since an equal token with different rows would silently drop those.
 * A crash between rows and ledger means that the chunk is read and written again, perhaps cut differently. Rows with the same
   identity and bytes replace each other (ReplacingMergeTree); queries that must be exact say FINAL.
+
+A materialized view of one's own counts a repeated insert once if its target table has a deduplication window, too
+(`non_replicated_deduplication_window`, or a Replicated engine). A chunk that is read again and cut differently is another insert
+to it: a view that adds up must read its source with FINAL, or be refreshed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -39,6 +44,8 @@ INSERT_SETTINGS = {
 # Codes of ClickHouse that mean "not now": timeout, too many queries, network, memory, too many parts, read only replica,
 # unknown status of insert, no replica is there, keeper.
 _BUSY_CODES = {159, 202, 209, 210, 241, 242, 252, 285, 286, 319, 999}
+# An answer without a code of ClickHouse comes from what stands before it, or from a server that is going down.
+_BUSY_STATUS = re.compile(r"HTTP status (?:408|425|429|5\d\d)\b")
 
 
 class ClickHouseSink:
@@ -120,14 +127,14 @@ def _ledger(chunks: Sequence[Chunk], digests: Sequence[str]) -> pa.Table:
 @contextmanager
 def _store(what: str) -> Iterator[None]:
     """Tell what ClickHouse cannot do now (`SinkBusy`) from what it will never do (`SinkError`)."""
-    from clickhouse_connect.driver.exceptions import Error, OperationalError
+    from clickhouse_connect.driver.exceptions import Error
 
     try:
         yield
     except RollstreamError:
         raise
     except Error as cause:
-        if cause.code in _BUSY_CODES or (isinstance(cause, OperationalError) and cause.code is None):
+        if cause.code in _BUSY_CODES or (cause.code is None and _is_passing(cause)):
             raise SinkBusy(f"cannot {what} now: {cause}") from cause
         raise SinkError(
             f"cannot {what}: {cause}; see whether the tables are those of sinks/ddl (`rollstream` makes them at start)",
@@ -137,3 +144,9 @@ def _store(what: str) -> Iterator[None]:
         if isinstance(cause, pa.ArrowException):
             raise SinkError(f"cannot {what}: {type(cause).__name__}: {cause}", reason="bad_row") from cause
         raise SinkBusy(f"cannot {what} now: {cause}") from cause
+
+
+def _is_passing(cause: Exception) -> bool:
+    from clickhouse_connect.driver.exceptions import OperationalError
+
+    return isinstance(cause, OperationalError) or _BUSY_STATUS.search(str(cause)) is not None

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 DATABASE = "rollstream"
 
 
-def connect(url: str, *, migrate: bool = True) -> Client:
+def connect(url: str, *, migrate: bool = True, timeout_s: int = 300) -> Client:
     """Connect, create the database, and bring its tables up to date.
 
     Args:
         url: `chdb://FOLDER?database=NAME`, or `http(s)://USER:PASSWORD@HOST:PORT/DATABASE?SETTING=VALUE`. The database is
             `rollstream` where none is named. User and password are percent-encoded where they hold one of `:/?#@%`.
         migrate: False leaves the tables as they are, and opens no folder that is not there.
+        timeout_s: how long a server may take to answer a request; nothing to the embedded engine.
     Raises: SettingsError: not such an address. SinkError: the store cannot be opened.
     """
     import clickhouse_connect
@@ -57,6 +58,7 @@ def connect(url: str, *, migrate: bool = True) -> Client:
                 username=None if parts.username is None else unquote(parts.username),
                 password=unquote(parts.password or ""),
                 autogenerate_session_id=False,
+                send_receive_timeout=timeout_s,
                 settings=dict(options),
             )
     else:

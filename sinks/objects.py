@@ -16,10 +16,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from rollstream.errors import RollstreamError, SettingsError, SinkError
+from rollstream.errors import RollstreamError, SinkError
+from rollstream.object_store import open_store as open_store
 from rollstream.schemas.codec import Codec, record_name
 from rollstream.schemas.records import RECORDS, Record
 from rollstream.sinks.base import Chunk, SinkBusy, Source
@@ -240,34 +240,6 @@ def read_records(store: ObjectStore, record: type[R], topic: str | None = None) 
                     reason="file_changed",
                 )
             yield from cast("list[R]", read_parquet(kind, data))
-
-
-def open_store(url: str, options: Mapping[str, str] | None = None, *, retry_timeout_s: float = 20.0) -> ObjectStore:
-    """A folder, or `s3://bucket/prefix`.
-
-    Args:
-        options: what the S3 store needs, as obstore names it: `endpoint`, `region`, `access_key_id`, ...
-        retry_timeout_s: how long one request is repeated before the store counts as busy.
-
-    Raises: SettingsError: not such an address.
-    """
-    from obstore.store import LocalStore, S3Store
-
-    if "://" not in url:
-        return LocalStore(prefix=url, mkdir=True)
-    scheme, _, rest = url.partition("://")
-    bucket, _, prefix = rest.partition("/")
-    if scheme != "s3" or not bucket:
-        raise SettingsError(f"cannot open object store {url!r}: expected a folder or s3://BUCKET/PREFIX")
-    config = dict(options or {})
-    plain = config.get("endpoint", "").startswith("http://")
-    return S3Store(
-        bucket,
-        prefix=prefix.strip("/") or None,
-        config=cast(Any, config),
-        client_options={"allow_http": True} if plain else None,
-        retry_config={"retry_timeout": timedelta(seconds=retry_timeout_s)},
-    )
 
 
 @contextmanager

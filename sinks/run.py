@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 KINDS = ("clickhouse", "objects")
 _TOPICS_S = 120.0
+_INSERT_S = 60  # the consumer is not polled while an insert waits: far below max.poll.interval.ms
 
 
 def run_sink(settings: Settings, kind: str) -> None:
@@ -82,12 +83,12 @@ def open_sink(settings: Settings, kind: str) -> Sink:
 
     Raises: SettingsError: there is none. SinkError: the store cannot be opened.
     """
-    codec = open_codec(settings.kafka.registry_url)
+    codec = open_codec(settings.kafka.registry_url, settings.claims)
     if kind == "clickhouse":
         from rollstream.sinks.clickhouse import ClickHouseSink
         from rollstream.sinks.connect import connect
 
-        return ClickHouseSink(connect(settings.sink.clickhouse), codec)
+        return ClickHouseSink(connect(settings.sink.clickhouse, timeout_s=_INSERT_S), codec)
     if kind == "objects":
         from rollstream.sinks.objects import ObjectSink, open_store
 
@@ -100,7 +101,7 @@ def consumer_properties(kafka: KafkaSettings, kind: str) -> dict[str, object]:
     return {
         "group.id": f"{kafka.prefix}.sink.{kind}",
         "enable.auto.commit": False,
-        "auto.offset.reset": "earliest",
+        "auto.offset.reset": "error",  # the loop starts where the store says, and tells what retention took
         "session.timeout.ms": kafka.session_timeout_ms,
         "max.poll.interval.ms": 600_000,
         "queued.max.messages.kbytes": 32_768,

@@ -1,13 +1,15 @@
 """Stored rows back as records: what `audit` and `explain` look at.
 
-Everything of a group is loaded together, and a group is small; so an audit of any size needs the memory of a few groups.
+Everything of a group is loaded together, and as many groups as fit a number of bytes; dead letters come one after the other. So
+an audit of any size needs the memory of a few groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 from rollstream.errors import AuditError, boundary
 from rollstream.schemas.records import (
@@ -28,7 +30,13 @@ from rollstream.sinks.tables import TABLES, columns_of, from_table
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
-T = TypeVar("T")
+BATCH_BYTES = 32 << 20
+"""How much of the store is loaded at once, by rows and tokens; in memory it is about ten times as much."""
+_ROW_BYTES = 1_000
+_TOKENS = {"model_calls": "length(prompt_suffix) + length(output_ids)", "samples": "length(ids)"}
+_TOKEN_BYTES = 16
+_LETTERS_AT_ONCE = 10_000
+_LETTER_KEY = "(topic, partition, offset, boundary, dead_letter_id)"
 
 
 @dataclass(slots=True)
@@ -99,20 +107,45 @@ class Stored:
     def load(self, group_ids: Sequence[str]) -> list[Evidence]:
         """All rows of some groups."""
         found = {group_id: Evidence(group_id) for group_id in group_ids}
+        if not found:
+            return []
+        where = "group_id BETWEEN {first:String} AND {last:String} AND group_id IN {ids:Array(String)}"
+        parameters = {"first": min(group_ids), "last": max(group_ids), "ids": list(group_ids)}
         for name, part in _PARTS.items():
-            for row in self.rows(name, "group_id IN {ids:Array(String)}", {"ids": list(group_ids)}):
+            for row in self.rows(name, where, parameters):
                 getattr(found[row.group_id], part).append(row)
         return list(found.values())
 
-    def batches(self, size: int) -> Iterator[list[Evidence]]:
-        """All groups, `size` at a time."""
-        ids = self.group_ids()
-        for at in range(0, len(ids), size):
-            yield self.load(ids[at : at + size])
+    def batches(self) -> Iterator[list[Evidence]]:
+        """All groups, as many at a time as `BATCH_BYTES` allow, and at least one."""
+        costs = " UNION ALL ".join(
+            f"SELECT group_id, {_ROW_BYTES} + {_TOKEN_BYTES} * ({_TOKENS.get(name, '0')}) AS cost FROM {name}"
+            for name in _PARTS
+        )
+        ids: list[str] = []
+        held_bytes = 0
+        for group_id, cost in self.query(
+            f"SELECT group_id, sum(cost) FROM ({costs}) GROUP BY group_id ORDER BY group_id"
+        ):
+            if ids and held_bytes + cost > BATCH_BYTES:
+                yield self.load(ids)
+                ids, held_bytes = [], 0
+            ids.append(group_id)
+            held_bytes += cost
+        yield self.load(ids)
 
-    def dead_letters(self) -> Iterable[DeadLetter]:
-        """All dead letters."""
-        return cast("list[DeadLetter]", self.rows("dead_letters", "1", {}))
+    def dead_letters(self) -> Iterator[DeadLetter]:
+        """All dead letters, by source; no more than `BATCH_BYTES` of them, or one, are in memory."""
+        after: Sequence[Any] = ("", -1, -1, "", "")
+        while keys := self.query(
+            f"SELECT topic, partition, offset, boundary, dead_letter_id, length(value) FROM dead_letters FINAL "
+            f"WHERE {_LETTER_KEY} > {_place('a')} ORDER BY ALL LIMIT {_LETTERS_AT_ONCE}",
+            _parameters("a", after),
+        ):
+            for run in _runs(keys):
+                where = f"{_LETTER_KEY} BETWEEN {_place('a')} AND {_place('b')}"
+                yield from self.rows("dead_letters", where, _parameters("a", run[0]) | _parameters("b", run[-1]))
+            after = keys[-1]
 
     def rows(self, table: str, where: str, parameters: dict[str, Any]) -> list[Any]:
         """Rows of a table that fulfil a condition, in the order of the log."""
@@ -133,5 +166,24 @@ class Stored:
 
     def query(self, sql: str, parameters: dict[str, Any] | None = None) -> Sequence[Sequence[Any]]:
         """Plain rows of a query."""
-        with boundary(AuditError, "read the store; is this one that a sink wrote?", reason="store_unreadable"):
+        with boundary(AuditError, "read the store; is this a store that a sink wrote?", reason="store_unreadable"):
             return self._client.query(sql, parameters=parameters).result_rows
+
+
+_LETTER_TYPES = ("String", "Int64", "Int64", "String", "String")
+
+
+def _place(name: str) -> str:
+    """A key of `dead_letters` in a query."""
+    return "(" + ", ".join(f"{{{name}{i}:{kind}}}" for i, kind in enumerate(_LETTER_TYPES)) + ")"
+
+
+def _parameters(name: str, key: Sequence[Any]) -> dict[str, Any]:
+    return {f"{name}{i}": key[i] for i in range(len(_LETTER_TYPES))}
+
+
+def _runs(keys: Sequence[Sequence[Any]]) -> Iterator[list[Sequence[Any]]]:
+    """Keys and sizes, cut so that a run fits `BATCH_BYTES` or is one letter."""
+    starts = itertools.accumulate((_ROW_BYTES + key[-1] for key in keys), initial=0)
+    for _, run in itertools.groupby(zip(starts, keys, strict=False), lambda pair: pair[0] // BATCH_BYTES):
+        yield [key for _, key in run]

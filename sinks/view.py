@@ -61,6 +61,7 @@ class View:
         self.credits: dict[str, list[CreditRow]] = _by((row.credits_digest, row) for row in evidence.credits)
         self.samples = {sample.sample_id: sample for sample in evidence.samples}
         self.calls: dict[str, list[ModelCall]] = _by((call.call_id, call) for call in evidence.calls)
+        self._calls_of: dict[int, list[ModelCall]] = {}  # by identity of the row, which the evidence keeps alive
         self._events: dict[tuple[str, int, str], EnvironmentEvent] = {}
         for event in evidence.events:
             self._events.setdefault((event.rollout_id, event.attempt, event.event_id), event)
@@ -87,7 +88,10 @@ class View:
 
     def calls_of(self, row: RolloutRow) -> list[ModelCall]:
         """The stored calls of a rollout, in its order, with the delivery that the join saw."""
-        found = []
+        known = self._calls_of.get(id(row))
+        if known is not None:
+            return known
+        found = self._calls_of[id(row)] = []
         for ref in row.calls:
             for call in self.calls.get(ref.call_id, ()):
                 if (call.call_attempt, call.rollout_id, call.attempt) == (
@@ -95,7 +99,7 @@ class View:
                     row.rollout_id,
                     row.attempt,
                 ):
-                    found.append(replace(call, delivered=ref.delivered))
+                    found.append(call if call.delivered is ref.delivered else replace(call, delivered=ref.delivered))
                     break
         return found
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from rollstream.processors.pipeline import Pipeline
 from rollstream.schemas.records import DeadLetter, Record
 from rollstream.sinks.audit import AuditReport, audit_evidence
 from rollstream.sinks.check_accounted import quarantine
@@ -15,13 +16,22 @@ Entry = tuple[str, Record]
 """Topic noun and record."""
 
 
-def play(entries: Iterable[Entry], *ticks_ms: int, seed: int = 0) -> Simulation:
-    """Run all stages over a history until nothing is left to do, then let time pass."""
-    simulation = Simulation(default_pipeline(), seed)
+def play(
+    entries: Iterable[Entry], *ticks_ms: int, seed: int = 0, group: Mapping[str, object] | None = None
+) -> Simulation:
+    """Run all stages over a history until nothing is left to do, then let time pass.
+
+    Args: group: what the pipeline says of the group stage besides its defaults.
+    """
+    pipeline = default_pipeline()
+    if group:
+        config = pipeline.config
+        pipeline = Pipeline(config.model_copy(update={"group": config.group.model_copy(update=dict(group))}))
+    simulation = Simulation(pipeline, seed)
     for noun, record in entries:
         simulation.append(noun, record)
         simulation.run()
-    for now_ms in (0, *ticks_ms):
+    for now_ms in (0, *ticks_ms, *ticks_ms[-1:]):  # what a tick decides is told at the next
         simulation.tick(now_ms)
     return simulation
 

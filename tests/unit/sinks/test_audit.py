@@ -90,6 +90,23 @@ def test_rows_stored_twice_pass(client: Client, log: Log) -> None:
     assert report.ok, str(report)
 
 
+def test_store_read_in_small_parts_gives_the_same_report(
+    client: Client, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One group and one dead letter at a time: what bounds the memory changes nothing."""
+    from rollstream.sinks import stored
+
+    ClickHouseSink(client).write(log.chunks())
+    whole = audit(client)
+
+    monkeypatch.setattr(stored, "BATCH_BYTES", 1)
+    monkeypatch.setattr(stored, "_LETTERS_AT_ONCE", 2)
+
+    assert whole.as_dict() == audit(client).as_dict()
+    assert [1, 1, 1] == [len(batch) for batch in Stored(client).batches()]
+    assert len(list(Stored(client).dead_letters())) == whole.counts["dead letters"] > 2
+
+
 def test_open_call_fails_a_closed_audit(client: Client, log: Log) -> None:
     """After the end of a run nothing may wait any more."""
     ClickHouseSink(client).write(log.chunks())

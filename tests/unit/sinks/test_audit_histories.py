@@ -8,14 +8,17 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from rollstream.processors.ledger import ORPHAN_AFTER_MS
 from rollstream.schemas.prompts import encode_prompt
 from rollstream.schemas.records import (
     CallDelivery,
+    DeadLetter,
     Delivery,
     GroupBuilt,
     ModelCall,
     Outcome,
     Rollout,
+    RolloutOpened,
     RolloutStatus,
 )
 from rollstream.schemas.topics import TERMINAL_TOPICS
@@ -26,6 +29,8 @@ from tests.unit.sinks.histories import Entry, audited, dead_letters, play, store
 
 LATER_MS = OPENED_MS + 10_000_000
 """Long after every deadline."""
+ORPHANED_MS = LATER_MS + ORPHAN_AFTER_MS
+"""When what waits for its opening since then is given up."""
 
 
 def _begun(rollout_id: str, calls: Sequence[ModelCall] = (), *, attempt: int = 0, size: int = 2) -> list[Entry]:
@@ -39,6 +44,10 @@ def _begun(rollout_id: str, calls: Sequence[ModelCall] = (), *, attempt: int = 0
         event = happened(f"{one.call_id}-e", rollout_id, attempt=attempt, call_id=one.call_id)
         entries.append(("environment", event))
     return entries
+
+
+def _without_opening(entries: list[Entry]) -> list[Entry]:
+    return [entry for entry in entries if not isinstance(entry[1], RolloutOpened)]
 
 
 def _prompt(one: ModelCall, attempt: int):  # type: ignore[no-untyped-def]
@@ -198,16 +207,13 @@ HISTORIES: dict[str, tuple[list[Entry], tuple[int, ...], dict[str, int]]] = {
         (),
         {"in samples": 4, "quarantined": 2},
     ),
-    "no opening and no end": (
-        [entry for entry in _begun("r-1") if not hasattr(entry[1], "opened_at_ms")],
-        (LATER_MS,),
-        {"quarantined": 2},
-    ),
+    "no opening and no end": (_without_opening(_begun("r-1")), (LATER_MS, ORPHANED_MS), {"quarantined": 2}),
     "no opening": (
-        [*(e for e in _begun("r-1") if not hasattr(e[1], "opened_at_ms")), *_ended("r-1"), *_whole("r-2", 0.0)],
-        (),
-        {"in samples": 4},
+        [*_without_opening(_begun("r-1")), *_ended("r-1"), *_whole("r-2", 0.0)],
+        (LATER_MS, ORPHANED_MS),
+        {"masked": 2, "quarantined": 2},
     ),
+    "opening not there yet": ([*_without_opening(_begun("r-1")), *_whole("r-2", 0.0)], (), {"open": 4}),
     "counts that differ": (
         [*_begun("r-1"), *_ended("r-1", expected_calls=3), *_whole("r-2", 0.0)],
         (LATER_MS,),
@@ -240,6 +246,99 @@ HISTORIES: dict[str, tuple[list[Entry], tuple[int, ...], dict[str, int]]] = {
         {"in samples": 3, "masked": 1},
     ),
 }
+
+
+FAILED_DO_NOT_COUNT = {"counts": tuple(s for s in RolloutStatus if s is not RolloutStatus.FAILED)}
+POLICIES: dict[str, tuple[dict[str, object], list[Entry], tuple[int, ...], dict[str, int]]] = {
+    "rollout that does not count, replaced": (
+        FAILED_DO_NOT_COUNT,
+        [*_whole("r-1"), *_whole("r-2", 0.0, status=RolloutStatus.FAILED), *_whole("r-3", 0.0)],
+        (),
+        {"in samples": 4, "quarantined": 2},
+    ),
+    "rollout that does not count, not replaced": (
+        FAILED_DO_NOT_COUNT,
+        [*_whole("r-1"), *_whole("r-2", 0.0, status=RolloutStatus.FAILED)],
+        (LATER_MS,),
+        {"masked": 2, "quarantined": 2},
+    ),
+}
+"""Histories under other rules for groups."""
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_audit_is_silent_under_every_policy_of_groups(name: str) -> None:
+    """What the pipeline file allows is no finding either."""
+    group, entries, ticks_ms, places = POLICIES[name]
+
+    report = audited(play(entries, *ticks_ms, group=group))
+
+    assert report.ok, str(report)
+    assert places == {key.removeprefix("calls "): n for key, n in report.counts.items() if n}
+
+
+def _revised() -> Simulation:
+    """A group that closes at its deadline with two of three rollouts; the third comes and makes a revision."""
+    simulation = play(
+        [*_whole("r-1", group_size=3), *_whole("r-2", 0.0, group_size=3)],
+        OPENED_MS + 700_000,
+        group={"late": "revision"},
+    )
+    late = [
+        ("calls", opened("r-3", group_size=3, opened_at_ms=OPENED_MS + 500_000)),
+        *_begun("r-3", size=3)[1:],
+        *_ended("r-3", group_size=3, finished_at_ms=OPENED_MS + 700_000),
+    ]
+    for noun, record in late:
+        simulation.append(noun, record)
+    simulation.run()
+    for now_ms in (OPENED_MS + 800_000, OPENED_MS + 801_000):
+        simulation.tick(now_ms)
+    return simulation
+
+
+def test_revision_places_every_call_again() -> None:
+    """Each revision is checked by itself; a call of both is in one place."""
+    simulation = _revised()
+
+    report = audited(simulation)
+
+    built = [record for record in simulation.records("samples") if isinstance(record, GroupBuilt)]
+    assert [0, 1] == [one.group_revision for one in built]
+    assert report.ok, str(report)
+    assert {"in samples": 6} == {key.removeprefix("calls "): n for key, n in report.counts.items() if n}
+
+
+@pytest.mark.parametrize("revision", [0, 1])
+def test_call_that_one_revision_dropped_is_found(revision: int) -> None:
+    """That the other revision has the call is no excuse."""
+    simulation = _revised()
+    (group,) = stored(simulation)
+    dropped = next(sample for sample in group.samples if sample.group_revision == revision)
+    group.samples.remove(dropped)
+    group.built = [
+        dataclasses.replace(one, sample_ids=tuple(i for i in one.sample_ids if i != dropped.sample_id))
+        for one in group.built
+    ]
+
+    report = audited(simulation, [group])
+
+    assert {s.call_id for s in dropped.segments} <= {finding.about for finding in report.findings["accounted"]}
+
+
+def test_late_copy_of_a_group_does_not_hide_that_it_was_never_built() -> None:
+    """`already_done` says that the first copy was built; only what build wrote shows it."""
+    simulation = play(HISTORIES["whole"][0])
+    (group,) = stored(simulation)
+    group.built, group.samples = [], []
+    copy = next(event for event in simulation.logs["groups"])
+    position = copy.position
+    letter = DeadLetter("copy", "score", "already_done", "", position.noun, 0, position.offset, copy.value, 0)
+
+    report = audited(simulation, [group], [letter])
+
+    assert report.counts["calls quarantined"] == 0
+    assert {"samples"} == set(report.open_calls.values())
 
 
 @pytest.mark.parametrize("name", HISTORIES)

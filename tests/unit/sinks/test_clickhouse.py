@@ -160,6 +160,9 @@ def test_order_of_chunks_in_a_batch_does_not_change_the_token() -> None:
         (DatabaseError("too many parts", code=252), SinkBusy),
         (OperationalError("connection reset"), SinkBusy),
         (ConnectionResetError("gone"), SinkBusy),
+        (DatabaseError("HTTP driver received HTTP status 500, server response: bad gateway"), SinkBusy),
+        (DatabaseError("HTTP driver received HTTP status 429"), SinkBusy),
+        (DatabaseError("HTTP driver received HTTP status 401, server response: who are you"), SinkError),
         (DatabaseError("no such table", code=60), SinkError),
     ],
 )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 from prometheus_client import CollectorRegistry
 
 from rollstream.errors import SinkError
@@ -24,7 +24,7 @@ class Message:
     def __init__(self, offset: int, partition: int = 0) -> None:
         self._offset, self._partition = offset, partition
 
-    def error(self) -> None:
+    def error(self) -> KafkaError | None:
         return None
 
     def topic(self) -> str:
@@ -44,6 +44,13 @@ class Message:
 
     def timestamp(self) -> tuple[int, int]:
         return 1, 1_000
+
+
+class OutOfRange(Message):
+    """What librdkafka says when retention was faster than the reader."""
+
+    def error(self) -> KafkaError:
+        return KafkaError(KafkaError._AUTO_OFFSET_RESET)
 
 
 class FakeConsumer:
@@ -94,8 +101,12 @@ class FakeSink:
         self.stored = dict(positions or {})
         self.written: list[tuple[int, int]] = []
         self.busy = busy
+        self.silent = 0
 
     def positions(self) -> Mapping[Source, int]:
+        if self.silent:
+            self.silent -= 1
+            raise SinkBusy("away", retry_after_s=1)
         return self.stored
 
     def write(self, chunks: Sequence[Chunk]) -> int:
@@ -147,6 +158,71 @@ def test_position_behind_the_end_is_an_error() -> None:
 
     with pytest.raises(SinkError, match=r"cannot go on at offset 42 .* the log ends at 10"):
         _loop(consumer, sink, Clock()).assigned(consumer, [TopicPartition(TOPIC, 0)])
+
+
+def test_position_behind_the_end_without_topic_ids_says_what_may_have_happened() -> None:
+    """The embedded broker forgets its topics when it stops, and has no ids to tell the new ones by."""
+    consumer, sink = FakeConsumer((0, 0)), FakeSink({Source(TOPIC, 0): 42})
+
+    with pytest.raises(SinkError, match="the embedded broker forgets its topics when it stops") as caught:
+        _loop(consumer, sink, Clock(), {}).assigned(consumer, [TopicPartition(TOPIC, 0)])
+
+    assert "position_after_end" == caught.value.reason
+
+
+def test_assignment_waits_for_a_store_that_is_away() -> None:
+    """A rebalance during an outage costs no process: the partitions stay, paused, until their positions are known."""
+    consumer, sink, clock = FakeConsumer(), FakeSink({SOURCE: 42}), Clock()
+    sink.silent = 2
+    loop = _loop(consumer, sink, clock)
+
+    loop.assigned(consumer, [TopicPartition(TOPIC, 0)])
+    was_paused, before = consumer.paused, sink.silent
+    loop.step()
+    clock.now_s = 1.0
+    loop.step()
+    still_paused = consumer.paused
+    clock.now_s = 3.0
+    loop.step()
+
+    assert (was_paused, before, still_paused) == (True, 1, True)
+    assert [(0, 42)] == consumer.assigned
+    assert not consumer.paused
+
+
+def test_partition_that_left_during_the_wait_is_not_started() -> None:
+    """Another process owns it by then."""
+    consumer, sink, clock = FakeConsumer(), FakeSink(), Clock()
+    sink.silent = 1
+    loop = _loop(consumer, sink, clock)
+    loop.assigned(consumer, [TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)])
+
+    loop.revoked(consumer, [TopicPartition(TOPIC, 0)])
+    clock.now_s = 1.0
+    loop.step()
+
+    assert [(1, 0)] == consumer.assigned
+
+
+def test_retention_that_overtakes_a_running_sink_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """No silent jump: an error in the log, a count of what is gone, and what was read before is stored."""
+    consumer, sink = FakeConsumer((0, 100)), FakeSink()
+    loop = _loop(consumer, sink, Clock())
+    loop.assigned(consumer, [TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)])
+    consumer.messages.extend([*(Message(i) for i in range(2)), Message(0, 1)])
+    loop.step()
+    consumer.watermarks = (50, 100)
+
+    consumer.messages.extend([OutOfRange(-1), OutOfRange(-1)])
+    loop.step()
+    consumer.messages.append(Message(50))
+    loop.step()
+    loop.flush(timeout_s=1)
+
+    assert [(0, 50), (1, 1)] == consumer.assigned
+    assert loop._metrics.skipped._value.get() == 48
+    assert "starts at offset 50, and 2 was to be stored next" in caplog.text
+    assert [(0, 1), (50, 50), (0, 0)] == sink.written
 
 
 def test_expired_records_are_counted_and_passed() -> None:
