@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from rollstream.schemas.records import Aggregation, StageRef
+from rollstream.schemas.records import Aggregation, RolloutStatus, StageRef
 
 
 class Part(BaseModel):
@@ -38,6 +38,35 @@ class GroupConfig(Part):
     """A group is closed this long after its first rollout closed, event time."""
     min_size: int = Field(default=2, ge=1)
     """With fewer rollouts at the deadline the group is not trained on."""
+    counts: Annotated[tuple[RolloutStatus, ...], Field(min_length=1)] = tuple(RolloutStatus)
+    """How a rollout must have ended to fill a place; in place of one that does not count, the group waits for another."""
+    remember_s: float = Field(default=3600.0, ge=0)
+    """A closed group is remembered this long, across restarts; a rollout that comes later than that opens a group anew."""
+    late: Literal["dead_letter", "revision"] = "dead_letter"
+    """What becomes of a rollout that comes after its group was closed with places free: a dead letter, or a new revision of the
+    group that has it as a member, beside the old one."""
+    revise_within_s: float = Field(default=600.0, gt=0)
+    """With `late: revision`, a rollout makes a revision if it closed up to this long after its group, event time; a group's
+    rollouts are kept by score and build for as long."""
+
+    @property
+    def retain_ms(self) -> int:
+        """How long after its closing a group may be revised; 0: never."""
+        return round(self.revise_within_s * 1000) if self.late == "revision" else 0
+
+    @field_validator("counts")
+    @classmethod
+    def _counts_in_order(cls, counts: tuple[RolloutStatus, ...]) -> tuple[RolloutStatus, ...]:
+        """In whichever order they are written, they mean the same and have one digest."""
+        return tuple(status for status in RolloutStatus if status in counts)
+
+    @model_validator(mode="after")
+    def _remembers_what_it_revises(self) -> Self:
+        if self.late == "revision" and self.revise_within_s > self.remember_s:
+            raise ValueError(
+                f"revise_within_s must not be larger than remember_s, got {self.revise_within_s:g} and {self.remember_s:g}"
+            )
+        return self
 
 
 class ScorerConfig(Part):

@@ -1,6 +1,7 @@
-"""What the records of a rollout say, as numbers that tell repetition from news.
+"""What the records of a rollout are about and what they say, as numbers that tell repetition from news.
 
-`mark` is a hash of a record's content, `marks_of` the marks of everything a written rollout was made of: every record that
+`about` is a hash of what a record is about: two records about one thing are a repetition or a conflict. `mark` is a hash of
+a record's content, `marks_of` the marks of everything a written rollout was made of: every record that
 join put into it has its mark there. Hashes are Python's: good within one process, where both are computed.
 
 Left out on purpose: the times of openings, events and terminals (a client that repeats the request repeats the fact),
@@ -34,6 +35,11 @@ _EVENT = attrgetter(*(field.name for field in fields(EnvironmentEvent) if field.
 _WORST_FIRST = (Delivery.NONE, Delivery.PARTIAL, Delivery.FULL, Delivery.UNKNOWN)
 
 
+def about(record: Record, noun: str) -> int:
+    """What a source record of a topic is about."""
+    return hash(_ABOUT[type(record)](record, noun))
+
+
 def mark(record: Record) -> int:
     """What a source record says."""
     return _MARKS[type(record)](record)
@@ -64,6 +70,13 @@ def started_mark(call_id: str) -> int:
     return hash(("started", call_id))
 
 
+def name_of(record: Record) -> str:
+    """What a record is about, for people."""
+    if isinstance(record, CallStarted | ModelCall | CallDelivery):
+        return f"call {record.call_id!r} attempt {record.call_attempt}"
+    return f"event {record.event_id!r}" if isinstance(record, EnvironmentEvent) else f"its {type(record).__name__}"
+
+
 def worse(one: Delivery, other: Delivery) -> Delivery:
     """The lesser of two deliveries; `unknown` says nothing."""
     return min(one, other, key=_WORST_FIRST.index)
@@ -76,6 +89,15 @@ def _delivery_mark(call_id: str, call_attempt: int, delivered: Delivery) -> int:
 def _terminal_mark(status: RolloutStatus, outcome: str) -> int:
     return hash(("terminal", status, outcome))
 
+
+_ABOUT: dict[type, Callable[[Any, str], tuple[object, ...]]] = {
+    RolloutOpened: lambda r, noun: ("opened",),
+    CallStarted: lambda r, noun: ("started", r.call_id, r.call_attempt),
+    ModelCall: lambda r, noun: ("call", r.call_id, r.call_attempt),
+    CallDelivery: lambda r, noun: ("delivery", r.call_id, r.call_attempt, r.delivered),
+    EnvironmentEvent: lambda r, noun: ("event", r.event_id),
+    Terminal: lambda r, noun: ("terminal", noun),
+}
 
 _MARKS: dict[type, Callable[[Any], int]] = {
     RolloutOpened: lambda r: hash(("opened", *_OPENED(r))),

@@ -1,19 +1,24 @@
 """Join: the records of a rollout, from three topics, become one `Rollout`.
 
-A rollout is complete when its terminal has been read in `calls`, `environment` and `terminals`. Within a topic, order is
-the log's; across topics there is none, and the rollout does not depend on it:
+A rollout begins with its opening, which the gateway has acknowledged in `calls` before anybody can write anything else of it.
+It is complete when its terminal has been read in `calls`, `environment` and `terminals`. Within a topic, order is the log's;
+across topics there is none, and the rollout does not depend on it:
 
+* What is read before the opening waits for it. If everything is read to its end and the opening is still not there, the event
+  goes to the dead letters (`no_opening`): its rollout is long done and forgotten, or its opening is lost. So a rollout is never
+  built again from what comes late. A repeated opening of a forgotten rollout does open it again: it ends as `timed_out`, and
+  the group, which remembers longer, refuses it as late.
 * A record behind its own topic's terminal is late, whether or not the other terminals are in; except that as long as fewer
   are in than the terminal's `expected_*` counts, it is taken. If the counts still differ at the deadline, the rollout is written
   as `aborted`: what came is accounted for and nothing is trained on.
 * A repeated record with the same content is dropped. The same call or event id with other content sends both to the
-  dead letters (`conflict`); of openings, intents and terminals, which a client may repeat, the first counts.
+  dead letters (`conflict`); of openings and intents, which a client may repeat, the first counts, and of different
+  terminals that in `terminals`.
 * A rollout that is not complete `deadline_s` after its opening is closed as `timed_out`. What happened later than that is
   late even if it was read before, so that a rebuild from the log decides the same.
-* A rollout that does not fit into a record of Kafka is written as `aborted` with nothing in it, and what it would hold goes to
-  the dead letters (`too_large`): it stops neither the worker nor its group.
 * Attempts are rollouts of their own, `rollout_id/attempt`. If a higher attempt is opened before the lower one's terminal
   (in the log of `calls`), the lower one ends as `aborted`, whatever its terminal says.
+* A call whose prompt builds on a call that is not there is kept: build masks it.
 
 Late is never dropped: it goes to the dead letters with its bytes.
 """
@@ -24,12 +29,12 @@ import heapq
 from collections.abc import Callable
 
 from rollstream.errors import StageError
-from rollstream.processors.base import NOTHING, Emit, Event, Position, Step
+from rollstream.processors.base import NOTHING, Emit, Event, Position, Reject, Step
 from rollstream.processors.config import JoinConfig, Signature
 from rollstream.processors.content import mark, marks_of, started_mark
-from rollstream.processors.ledger import Ledger, Refusal
-from rollstream.processors.open_rollout import OpenRollout
-from rollstream.schemas.codec import encode_body
+from rollstream.processors.ledger import KEPT_ITEMS, Ledger, Refusal
+from rollstream.processors.open_rollout import Held, OpenRollout, hold
+from rollstream.processors.orphans import Orphans
 from rollstream.schemas.records import (
     CallDelivery,
     CallStarted,
@@ -40,9 +45,12 @@ from rollstream.schemas.records import (
     Terminal,
 )
 from rollstream.schemas.topics import TERMINAL_TOPICS
-from rollstream.settings import MAX_VALUE_BYTES
 
 _NAMES_ITS_ITEM = (RolloutOpened, CallStarted, ModelCall, CallDelivery, EnvironmentEvent, Terminal)
+
+CLOSED_AT_ONCE_BYTES = 64 << 20
+"""How much a tick closes before it leaves the rest to the next, a second later: an outage lets all rollouts expire in one minute,
+and what leaves is in memory twice."""
 
 
 class JoinStage:
@@ -53,46 +61,49 @@ class JoinStage:
     output = "rollouts"
     reads_own_output = True
     remembers_ms = 0
+    kept_items = KEPT_ITEMS
+    """How many done rollouts are remembered of those that no restart would read again; a late event of one is `late`."""
 
     def __init__(self, config: JoinConfig, signature: Signature) -> None:
         self._deadline_ms = round(config.deadline_s * 1000)
         self._signature = signature
         self._open: dict[str, OpenRollout] = {}
+        self._attempts: dict[str, dict[int, OpenRollout]] = {}
+        self._orphans: Orphans[Held] = Orphans()
         self._due: list[tuple[int, str]] = []
-        self._ledger = Ledger(self.name, mark, _refuse)
+        self._ledger = Ledger(self.name, mark, _refuse, keep=None)
+        self._past: dict[str, None] = {}
 
     def apply(self, event: Event) -> Step:
         record = event.record
         if not isinstance(record, _NAMES_ITS_ITEM):
             raise StageError(f"join cannot use a {type(record).__name__} from topic {event.position.noun!r}")
         item = f"{record.rollout_id}/{record.attempt}"
+        held = hold(event)
         if isinstance(record, RolloutOpened):
             self._supersede(record)
         if self._ledger.is_closed(item):
-            return self._ledger.after_close(item, event)
+            return self._ledger.after_close(item, event, held.mark)
         rollout = self._open.get(item)
-        if rollout is None:
-            rollout = self._open[item] = OpenRollout()
-        started_ms = rollout.started_ms
-        verdict = rollout.add(event)
-        if rollout.started_ms != started_ms:
-            heapq.heappush(self._due, (rollout.started_ms + self._deadline_ms, item))
-        if verdict == "duplicate":
-            return self._ledger.step(finished=(event.position,))
-        if verdict == "late":
-            return self._ledger.step(rejects=(self._ledger.reject(event, *_late(event, item)),))
-        if rollout.is_complete():
-            return self._ledger.step(emits=self._close(item, rollout))
+        if rollout is not None:
+            return self._add(item, rollout, [held])
+        if isinstance(record, RolloutOpened):
+            rollout = OpenRollout(held, record.opened_at_ms)
+            return self._begin(item, record, rollout)
+        self._orphans.add(item, held)
         return self._ledger.step()
 
     def tick(self, now_ms: int) -> Step:
         emits: list[Emit] = []
-        while self._due and self._due[0][0] <= now_ms:
-            due_ms, item = heapq.heappop(self._due)
+        num_bytes = 0
+        while self._due and self._due[0][0] <= now_ms and num_bytes < CLOSED_AT_ONCE_BYTES:
+            _, item = heapq.heappop(self._due)
             rollout = self._open.get(item)
-            if rollout is not None and rollout.started_ms + self._deadline_ms <= due_ms:
-                emits.extend(self._close(item, rollout))
-        return self._ledger.step(emits=tuple(emits))
+            if rollout is not None:
+                num_bytes += sum(len(held.event.value) for held in rollout.held())
+                emits.append(self._close(item, rollout))
+        given_up = tuple(self._no_opening(item, held) for item, held in self._orphans.tick(now_ms))
+        return self._ledger.step(emits=tuple(emits), rejects=given_up)
 
     def own_output(self, event: Event) -> str | None:
         rollout = event.record
@@ -103,52 +114,68 @@ class JoinStage:
         return item
 
     def item_done(self, item: str) -> tuple[Position, ...]:
-        rollout = self._open.pop(item, None)
-        return self._ledger.done(item, rollout.events() if rollout else ())
+        rollout = self._open.get(item)
+        if rollout is None:
+            return self._ledger.done(item, self._orphans.take(item))
+        refused = rollout.conflicts(item)
+        self._end(item)
+        return self._ledger.done(item, rollout.held(), refused)
 
     def work_done(self, key: str, result: object) -> Step:
         return NOTHING
 
     def forget(self, item: str) -> None:
-        """Nothing: what is remembered is bounded by the ledger."""
+        """Before this the rollout's events may be read again, so it is remembered whatever the number."""
+        self._past[item] = None
+        while len(self._past) > self.kept_items:
+            oldest = next(iter(self._past))
+            del self._past[oldest]
+            self._ledger.forget(oldest)
+
+    def _begin(self, item: str, opened: RolloutOpened, rollout: OpenRollout) -> Step:
+        self._open[item] = rollout
+        self._attempts.setdefault(opened.rollout_id, {})[opened.attempt] = rollout
+        heapq.heappush(self._due, (rollout.opened_ms + self._deadline_ms, item))
+        return self._add(item, rollout, self._orphans.take(item))
+
+    def _add(self, item: str, rollout: OpenRollout, events: list[Held]) -> Step:
+        finished, rejects = [], []
+        for held in events:
+            verdict = rollout.add(held)
+            if verdict == "duplicate":
+                finished.append(held.event.position)
+            elif verdict == "late":
+                rejects.append(self._ledger.reject(held.event, *_late(held.event, item)))
+        emits = (self._close(item, rollout),) if rollout.is_complete() else ()
+        return self._ledger.step(emits, tuple(rejects), tuple(finished))
 
     def _supersede(self, opened: RolloutOpened) -> None:
-        if opened.attempt == 0:
-            return
-        for item, rollout in self._open.items():
-            rollout_id, _, attempt = item.rpartition("/")
-            if rollout_id == opened.rollout_id and int(attempt) < opened.attempt:
-                rollout.is_superseded |= ("terminal", "calls") not in rollout.slots
+        for attempt, rollout in self._attempts.get(opened.rollout_id, {}).items():
+            if attempt < opened.attempt:
+                rollout.is_superseded |= not rollout.has_ended_in("calls")
 
-    def _close(self, item: str, rollout: OpenRollout) -> tuple[Emit, ...]:
-        """The rollout leaves; nothing is emitted if nobody knows what it belongs to."""
-        del self._open[item]
-        events = list(rollout.events())
+    def _close(self, item: str, rollout: OpenRollout) -> Emit:
+        self._end(item)
         refused = rollout.conflicts(item)
-        deadline_ms = rollout.started_ms + self._deadline_ms
-        record = rollout.to_record(deadline_ms, self._signature, refused)
-        why = "no_opening", f"rollout {item!r} has neither an opening nor a terminal; look for its producer"
-        if record is not None and _is_too_large(record, events):
-            message = (
-                f"rollout {item!r} has more than {MAX_VALUE_BYTES} bytes, too large for a record; give large contents by "
-                "reference (`content_ref`), or end rollouts earlier"
-            )
-            why = "too_large", message
-            refused = {event.position: why for event in events}
-            rollout.is_superseded = True
-            record = rollout.to_record(deadline_ms, self._signature, refused)
-            if record is not None and _is_too_large(record, events):  # by its task and outcome alone
-                record = None
-        if record is None:
-            self._ledger.close(item, (), events, {event.position: why for event in events})
-            self._ledger.done(item)
-            return ()
-        return (Emit(item, (record,), self._ledger.close(item, marks_of(record), events, refused)),)
+        record = rollout.to_record(rollout.opened_ms + self._deadline_ms, self._signature, refused)
+        return Emit(item, (record,), self._ledger.close(item, marks_of(record), rollout.held(), refused))
 
+    def _end(self, item: str) -> None:
+        """The rollout is open no longer."""
+        del self._open[item]
+        rollout_id, _, attempt = item.rpartition("/")
+        attempts = self._attempts[rollout_id]
+        del attempts[int(attempt)]
+        if not attempts:
+            del self._attempts[rollout_id]
 
-def _is_too_large(record: Rollout, events: list[Event]) -> bool:
-    """Whether a rollout does not fit into a record; cheap for all that are not nearly too large."""
-    return sum(len(event.value) for event in events) > MAX_VALUE_BYTES and len(encode_body(record)) > MAX_VALUE_BYTES
+    def _no_opening(self, item: str, held: Held) -> Reject:
+        return self._ledger.reject(
+            held.event,
+            "no_opening",
+            f"{held.kind.__name__} belongs to rollout {item!r}, whose opening is not in topic calls; it came long after the "
+            "rollout was done, or the opening is lost: look at the rollout, and for its writer",
+        )
 
 
 def _refuse(event: Event, item: str, holds: Callable[[int], bool]) -> Refusal:

@@ -7,13 +7,15 @@ were held while a closed item was unknown (a restart reads half of them again), 
 
 What an item was made of is kept as *marks*: 64-bit hashes of content, valid in this process. A done item costs its name
 and 8 bytes a mark. The last `KEPT_ITEMS` are kept; what comes for an older one is taken for a new item, as after a restart
-that begins behind it.
+that begins behind it. A stage whose own output is held back from commit (`Stage.remembers_ms`) keeps them until it is
+told to `forget`.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -26,6 +28,21 @@ Refusal = tuple[str, str]
 KEPT_ITEMS = 20_000
 """Done items that a stage remembers in one partition: hours of them, while repetitions come within minutes."""
 
+ORPHAN_AFTER_MS = 30_000
+"""How long, in tick time, something must have been without what it belongs to before it is let go of. Ticks come only while
+everything upstream is read to its end, so nothing is under way; but the clocks of two machines differ by seconds."""
+
+
+@dataclass(slots=True)
+class Marked:
+    """An event whose mark is known, so that nobody decodes it again to compute it."""
+
+    event: Event
+    """The event."""
+    mark: int
+    """What it says."""
+
+
 _NONE: Mapping[Position, Refusal] = MappingProxyType({})
 
 
@@ -37,16 +54,19 @@ class Ledger:
         boundary: str,
         mark: Callable[[Record], int],
         refuse: Callable[[Event, str, Callable[[int], bool]], Refusal],
+        keep: int | None = KEPT_ITEMS,
     ) -> None:
         """
         Args:
             boundary: the stage's name, for dead letters.
             mark: what a record says, as a number; equal for what the stage holds to be equal.
             refuse: why an event is not part of its closed item; gets event, item, and whether the item holds a mark.
+            keep: how many done items to remember; None: all, until they are forgotten.
         """
         self._boundary = boundary
         self._mark = mark
         self._refuse = refuse
+        self._keep = keep
         self._leaving: dict[str, _Leaving] = {}
         self._made_of: dict[str, frozenset[int] | array[int]] = {}
         self._rejects: list[Reject] = []
@@ -60,20 +80,25 @@ class Ledger:
         return item in self._made_of and item not in self._leaving
 
     def close(
-        self, item: str, marks: Iterable[int], events: list[Event], refused: Mapping[Position, Refusal] = _NONE
+        self,
+        item: str,
+        marks: Iterable[int],
+        events: Iterable[Event | Marked],
+        refused: Mapping[Position, Refusal] = _NONE,
     ) -> tuple[Position, ...]:
         """The item is on its way out.
 
         Args:
             marks: what it was made of.
-            events: all events held for it.
+            events: all events held for it; those without a mark are decoded for it.
             refused: those of them of which more is known than that they are not part of it.
 
         Returns: the events that it was made of.
         """
         self._made_of[item] = frozenset(marks)
-        used, others = self._split(item, events, refused)
-        self._leaving[item] = _Leaving(events, refused, used, others)
+        held = tuple(self._marked(events))
+        used, others = self._split(item, held, refused)
+        self._leaving[item] = _Leaving(held, refused, used, others)
         return used
 
     def read_back(self, item: str, marks: Callable[[], Iterable[int]]) -> None:
@@ -83,18 +108,22 @@ class Ledger:
         self._made_of[item] = frozenset(marks())
         leaving = self._leaving.get(item)
         if leaving is not None:
-            used, others = self._split(item, leaving.events, leaving.refused)
-            self._leaving[item] = _Leaving(leaving.events, leaving.refused, used, others)
+            used, others = self._split(item, leaving.held, leaving.refused)
+            self._leaving[item] = _Leaving(leaving.held, leaving.refused, used, others)
 
-    def done(self, item: str, held: Iterable[Event] = ()) -> tuple[Position, ...]:
+    def done(
+        self, item: str, held: Iterable[Event | Marked] = (), refused: Mapping[Position, Refusal] = _NONE
+    ) -> tuple[Position, ...]:
         """The item is in the log for good.
 
-        Args: held: events still held for it because this run did not know.
+        Args:
+            held: events still held for it because this run did not know.
+            refused: as in `close`.
 
         Returns: the events that are part of it. The others become dead letters with the next step.
         """
         leaving = self._leaving.pop(item, None)
-        used, others = self._split(item, held, _NONE)
+        used, others = self._split(item, self._marked(held), refused)
         if leaving is not None:
             used, others = leaving.used + used, leaving.others + others
         self._rejects.extend(others)
@@ -102,11 +131,16 @@ class Ledger:
         self._forget_oldest()
         return used
 
-    def after_close(self, item: str, event: Event) -> Step:
-        """What to do with an event of a closed item."""
-        if self._holds(item, self._mark(event.record)):
+    def after_close(self, item: str, event: Event, mark: int | None = None) -> Step:
+        """What to do with an event of a closed item. Args: mark: its mark, where it is known."""
+        if self._holds(item, self._mark(event.record) if mark is None else mark):
             return self.step(finished=(event.position,))
         return self.step(rejects=(self._refused(item, event),))
+
+    def forget(self, item: str) -> None:
+        """Remember a done item no longer; one that is on its way out stays."""
+        if item not in self._leaving:
+            self._made_of.pop(item, None)
 
     def reject(self, event: Event, reason: str, message: str) -> Reject:
         """A dead letter of this stage."""
@@ -121,7 +155,9 @@ class Ledger:
         return Step(emits, rejects, finished) if emits or rejects or finished else NOTHING
 
     def _forget_oldest(self) -> None:
-        while len(self._made_of) > KEPT_ITEMS and (oldest := next(iter(self._made_of))) not in self._leaving:
+        if self._keep is None:
+            return
+        while len(self._made_of) > self._keep and (oldest := next(iter(self._made_of))) not in self._leaving:
             del self._made_of[oldest]
 
     def _holds(self, item: str, mark: int) -> bool:
@@ -130,24 +166,29 @@ class Ledger:
     def _refused(self, item: str, event: Event) -> Reject:
         return self.reject(event, *self._refuse(event, item, lambda mark: self._holds(item, mark)))
 
+    def _marked(self, events: Iterable[Event | Marked]) -> Iterator[Marked]:
+        for one in events:
+            yield one if isinstance(one, Marked) else Marked(one, self._mark(one.record))
+
     def _split(
-        self, item: str, events: Iterable[Event], refused: Mapping[Position, Refusal]
+        self, item: str, held: Iterable[Marked], refused: Mapping[Position, Refusal]
     ) -> tuple[tuple[Position, ...], tuple[Reject, ...]]:
         used, others = [], []
-        for event in events:
-            if self._holds(item, self._mark(event.record)):
-                used.append(event.position)
-            elif event.position in refused:
-                others.append(self.reject(event, *refused[event.position]))
+        for one in held:
+            position = one.event.position
+            if self._holds(item, one.mark):
+                used.append(position)
+            elif position in refused:
+                others.append(self.reject(one.event, *refused[position]))
             else:
-                others.append(self._refused(item, event))
+                others.append(self._refused(item, one.event))
         return tuple(used), tuple(others)
 
 
 class _Leaving(NamedTuple):
     """A closed item whose output is not acknowledged yet."""
 
-    events: list[Event]
+    held: tuple[Marked, ...]
     """All events held for it."""
     refused: Mapping[Position, Refusal]
     """What is known of those that are not part of it."""

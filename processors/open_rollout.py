@@ -2,17 +2,21 @@
 
 The rules are join's, see `join.py`. Nothing here depends on the order across topics: records are kept by what they are
 about, and within a topic they come in log order.
+
+What is kept of a record is its bytes and a few numbers. It is decoded when it comes, to learn these, and once more when the
+rollout is closed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from rollstream.processors.base import Event, Position
 from rollstream.processors.config import Signature
-from rollstream.processors.content import mark, worse
-from rollstream.processors.ledger import Refusal
+from rollstream.processors.content import about, mark, name_of, worse
+from rollstream.processors.ledger import Marked, Refusal
 from rollstream.schemas.codec import with_digest
 from rollstream.schemas.records import (
     CallDelivery,
@@ -21,6 +25,7 @@ from rollstream.schemas.records import (
     Delivery,
     EnvironmentEvent,
     ModelCall,
+    Record,
     Rollout,
     RolloutOpened,
     RolloutStatus,
@@ -29,125 +34,149 @@ from rollstream.schemas.records import (
 from rollstream.schemas.topics import TERMINAL_TOPICS
 from rollstream.schemas.types import Json
 
-Slot = tuple[str, ...] | tuple[str, str, int]
-"""What a record is about; two records about the same thing are a repetition or a conflict."""
+Expected = tuple[int | None, int | None]
+"""How many calls and events a terminal counts."""
+
+
+@dataclass(slots=True)
+class Held(Marked):
+    """An event that a rollout holds, and what must be known of it while it is encoded."""
+
+    slot: int
+    """What it is about."""
+    kind: type[Record]
+    """Class of its record."""
+    call: int = 0
+    """The call that was started or ended; 0 for other kinds."""
+    expected: Expected = (None, None)
+    """What a terminal counts."""
+
+
+def hold(event: Event) -> Held:
+    """What to keep of an event."""
+    record = event.record
+    held = Held(event, mark(record), about(record, event.position.noun), type(record))
+    if isinstance(record, CallStarted | ModelCall):
+        held.call = hash(record.call_id)
+    elif isinstance(record, Terminal) and (record.expected_calls, record.expected_events) != held.expected:
+        held.expected = (record.expected_calls, record.expected_events)
+    return held
 
 
 class OpenRollout:
-    """The records of a rollout attempt, until it is closed."""
+    """The records of a rollout attempt, from its opening until it is closed."""
 
-    __slots__ = ("call_ids", "is_superseded", "num_events", "repeated", "slots", "started_ms")
+    __slots__ = ("_calls", "_ends", "_num_events", "_repeated", "_slots", "is_superseded", "opened_ms")
 
-    def __init__(self) -> None:
-        self.slots: dict[Slot, Event] = {}
-        self.repeated: list[tuple[Slot, Event]] = []
-        """Records about the same thing as one in `slots`, with other content."""
-        self.started_ms = 1 << 62
-        """When it was opened, else the time of its earliest record."""
-        self.call_ids: set[str] = set()
-        """Calls that were started or ended."""
-        self.num_events = 0
-        """Distinct environment events."""
+    def __init__(self, opening: Held, opened_ms: int) -> None:
+        """Args: opening: its opening; opened_ms: when that was."""
+        self.opened_ms = opened_ms
+        """Event time of the opening."""
         self.is_superseded = False
+        """Whether a higher attempt was opened before this one's end."""
+        self._slots: dict[int, Held] = {opening.slot: opening}
+        self._repeated: dict[int, list[Held]] = {}
+        self._ends: dict[str, Expected] = {}
+        self._calls: set[int] = set()
+        self._num_events = 0
 
-    def add(self, event: Event) -> str:
+    def add(self, held: Held) -> str:
         """Returns: `kept`, `duplicate` or `late`."""
-        record = event.record
-        slot = _slot(event)
-        held = self.slots.get(slot)
-        if held is not None and mark(held.record) == mark(record):
+        noun = held.event.position.noun
+        first = self._slots.get(held.slot)
+        repeated = self._repeated.get(held.slot, ())
+        if first is not None and (first.mark == held.mark or any(one.mark == held.mark for one in repeated)):
             return "duplicate"
-        barrier = self.slots.get(("terminal", event.position.noun))
-        if barrier is not None and not self._is_short_of(event.position.noun, barrier.record):
+        if noun in self._ends and not self._is_short_of(noun):
             return "late"
-        if held is not None:
-            self.repeated.append((slot, event))
+        if first is not None:
+            self._repeated.setdefault(held.slot, []).append(held)
             return "kept"
-        self.slots[slot] = event
-        if isinstance(record, RolloutOpened):
-            self.started_ms = record.opened_at_ms
-        elif ("opened",) not in self.slots:
-            self.started_ms = min(self.started_ms, event.time_ms)
-        if isinstance(record, EnvironmentEvent):
-            self.num_events += 1
-        elif isinstance(record, CallStarted | ModelCall):
-            self.call_ids.add(record.call_id)
+        self._slots[held.slot] = held
+        if held.kind is EnvironmentEvent:
+            self._num_events += 1
+        elif held.kind is Terminal:
+            self._ends[noun] = held.expected
+        elif held.kind in (CallStarted, ModelCall):
+            self._calls.add(held.call)
         return "kept"
+
+    def has_ended_in(self, noun: str) -> bool:
+        """Whether its terminal is in, of this topic."""
+        return noun in self._ends
 
     def is_complete(self) -> bool:
         """Whether all terminals are in, and with them whatever they count."""
-        slots = self.slots
-        return (
-            ("terminal", "terminals") in slots
-            and ("terminal", "calls") in slots
-            and ("terminal", "environment") in slots
-            and self._counts_are_right()
-        )
+        return len(self._ends) == len(TERMINAL_TOPICS) and self._counts_are_right()
 
-    def events(self) -> Iterator[Event]:
+    def held(self) -> Iterator[Held]:
         """All events held."""
-        yield from self.slots.values()
-        for _, event in self.repeated:
-            yield event
+        yield from self._slots.values()
+        for repeated in self._repeated.values():
+            yield from repeated
 
     def conflicts(self, item: str) -> dict[Position, Refusal]:
         """Events that contradict each other, and what to say about them."""
         found: dict[Position, Refusal] = {}
-        for slot, event in self.repeated:
-            both = (event, self.slots[slot]) if slot[0] in ("call", "event") else (event,)
-            for one in both:
-                found[one.position] = (
+        for slot, repeated in self._repeated.items():
+            first = self._slots[slot]
+            refusal = (
+                "conflict",
+                f"rollout {item!r} has two records about {name_of(first.event.record)} with different content; two "
+                "writers share an id",
+            )
+            both = [first, *repeated] if first.kind in (ModelCall, EnvironmentEvent) else repeated
+            found.update({one.event.position: refusal for one in both})
+        ends = self._terminals()
+        found.update(
+            {
+                end.event.position: (
                     "conflict",
-                    f"rollout {item!r} has two records about {'/'.join(str(part) for part in slot)!r} with different "
-                    "content; two writers share an id",
+                    f"rollout {item!r} was finished twice, differently; the last one counts",
                 )
+                for end in ends
+                if end.mark != ends[-1].mark
+            }
+        )
         return found
 
-    def to_record(
-        self, deadline_ms: int, signature: Signature, refused: Mapping[Position, Refusal]
-    ) -> Rollout | None:
-        """The rollout as it stands, without what is refused. Returns: None if it has neither opening nor terminal."""
-        terminal = self._terminal()
-        has_all = all(("terminal", noun) in self.slots for noun in TERMINAL_TOPICS)
-        in_time = has_all and terminal is not None and terminal.finished_at_ms <= deadline_ms
+    def to_record(self, deadline_ms: int, signature: Signature, refused: Mapping[Position, Refusal]) -> Rollout:
+        """The rollout as it stands, without what is refused. Decodes every event that may be part of it."""
+        ends = self._terminals()
+        terminal: Any = ends[-1].event.record if ends else None
+        in_time = len(ends) == len(TERMINAL_TOPICS) and terminal.finished_at_ms <= deadline_ms
         is_barrier = in_time and self._counts_are_right()
-        opening = self.slots.get(("opened",))
-        opened = opening.record if opening else None
-        if not isinstance(opened, RolloutOpened):
-            opened = None
-        source = opened or terminal
-        if source is None:
-            return None
+        opened: Any = next(h.event.record for h in self._slots.values() if h.kind is RolloutOpened)
         kept = [
-            (slot, event)
-            for slot, event in self.slots.items()
-            if event.position not in refused and (is_barrier or event.time_ms <= deadline_ms)
+            held.event.record
+            for held in self._slots.values()
+            if held.kind not in (RolloutOpened, Terminal)
+            and held.event.position not in refused
+            and (is_barrier or held.event.time_ms <= deadline_ms)
         ]
         calls, lost = _calls(kept)
         versions = [span.version for call in calls for span in call.version_spans]
         if self.is_superseded or (in_time and not is_barrier):
             status = RolloutStatus.ABORTED
-        elif is_barrier and terminal is not None:
-            status = terminal.status
         else:
-            status = RolloutStatus.TIMED_OUT
+            status = terminal.status if is_barrier else RolloutStatus.TIMED_OUT
         return with_digest(
             Rollout(
-                rollout_id=source.rollout_id,
-                attempt=source.attempt,
-                group_id=source.group_id,
-                group_size=source.group_size,
-                task_id=source.task_id,
-                task=opened.task if opened else Json("{}"),
-                policy=opened.policy if opened else (calls[0].policy if calls else "default"),
+                rollout_id=opened.rollout_id,
+                attempt=opened.attempt,
+                group_id=opened.group_id,
+                group_size=opened.group_size,
+                task_id=opened.task_id,
+                task=opened.task,
+                policy=opened.policy,
                 status=status,
-                outcome=terminal.outcome if in_time and terminal is not None else Json("{}"),
+                outcome=terminal.outcome if in_time else Json("{}"),
                 closed_by=ClosedBy.BARRIER if is_barrier else ClosedBy.DEADLINE,
                 calls=calls,
                 lost_call_ids=lost,
-                events=tuple(event.record for _, event in kept if isinstance(event.record, EnvironmentEvent)),
-                opened_at_ms=self.started_ms,
-                closed_at_ms=terminal.finished_at_ms if is_barrier and terminal is not None else deadline_ms,
+                events=tuple(record for record in kept if isinstance(record, EnvironmentEvent)),
+                opened_at_ms=opened.opened_at_ms,
+                closed_at_ms=terminal.finished_at_ms if is_barrier else deadline_ms,
                 digest="",
                 stage=signature.stage,
                 pipeline=signature.pipeline,
@@ -157,54 +186,35 @@ class OpenRollout:
             )
         )
 
-    def _terminal(self) -> Terminal | None:
-        """Of several different ones, that in `terminals` counts, since `finish` writes there last."""
-        for noun in reversed(TERMINAL_TOPICS):
-            event = self.slots.get(("terminal", noun))
-            if event is not None and isinstance(event.record, Terminal):
-                return event.record
-        return None
+    def _terminals(self) -> list[Held]:
+        """The terminals, the one that counts last: that in `terminals`, since `finish` writes there last."""
+        ends = [held for held in self._slots.values() if held.kind is Terminal]
+        return sorted(ends, key=lambda held: TERMINAL_TOPICS.index(held.event.position.noun))
 
     def _counts_are_right(self) -> bool:
-        terminal = self._terminal()
-        return terminal is not None and (
-            terminal.expected_calls in (None, len(self.call_ids))
-            and terminal.expected_events in (None, self.num_events)
-        )
-
-    def _is_short_of(self, noun: str, terminal: object) -> bool:
-        """Whether a topic's own terminal counts more records of that topic than are in."""
-        if not isinstance(terminal, Terminal):
+        """By the terminal that counts."""
+        noun = next((noun for noun in reversed(TERMINAL_TOPICS) if noun in self._ends), None)
+        if noun is None:
             return False
-        expected, found = {
-            "calls": (terminal.expected_calls, len(self.call_ids)),
-            "environment": (terminal.expected_events, self.num_events),
-        }.get(noun, (None, 0))
+        calls, events = self._ends[noun]
+        return calls in (None, len(self._calls)) and events in (None, self._num_events)
+
+    def _is_short_of(self, noun: str) -> bool:
+        """Whether a topic's own terminal counts more records of that topic than are in."""
+        calls, events = self._ends[noun]
+        expected, found = {"calls": (calls, len(self._calls)), "environment": (events, self._num_events)}.get(
+            noun, (None, 0)
+        )
         return expected is not None and expected > found
 
 
-def _slot(event: Event) -> Slot:
-    return _SLOTS[type(event.record)](event.record, event)
-
-
-_SLOTS: dict[type, Callable[..., Slot]] = {
-    RolloutOpened: lambda r, e: ("opened",),
-    CallStarted: lambda r, e: ("started", r.call_id, r.call_attempt),
-    ModelCall: lambda r, e: ("call", r.call_id, r.call_attempt),
-    CallDelivery: lambda r, e: ("delivery", r.call_id, r.call_attempt, r.delivered),
-    EnvironmentEvent: lambda r, e: ("event", r.event_id),
-    Terminal: lambda r, e: ("terminal", e.position.noun),
-}
-
-
-def _calls(kept: list[tuple[Slot, Event]]) -> tuple[tuple[ModelCall, ...], tuple[str, ...]]:
+def _calls(records: Sequence[Record]) -> tuple[tuple[ModelCall, ...], tuple[str, ...]]:
     """Calls with their true delivery, in order; and the calls whose last started attempt has no outcome."""
     delivered: dict[tuple[str, int], Delivery] = {}
     started: dict[str, int] = {}
     ended: dict[str, int] = {}
     calls: list[ModelCall] = []
-    for _, event in kept:
-        record = event.record
+    for record in records:
         if isinstance(record, CallDelivery):
             key = (record.call_id, record.call_attempt)
             delivered[key] = worse(delivered.get(key, Delivery.UNKNOWN), record.delivered)

@@ -92,10 +92,10 @@ class Pipeline:
         return [
             JoinStage(config.join, sign("join")),
             GroupStage(config.group, sign("group")),
-            ScoreStage(config.score, sign("score"), scorers),
+            ScoreStage(config.score, config.group, sign("score"), scorers),
             RewardStage(config.reward, sign("reward")),
             CreditStage(method, method.config(**config.credit.config), sign("credit"), self.stage_ref("score")),
-            BuildStage(config.build, sign("build")),
+            BuildStage(config.build, config.group, sign("build")),
         ]
 
 

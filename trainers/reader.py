@@ -1,18 +1,20 @@
 """Whole groups of samples from Kafka, with a position that belongs to the trainer.
 
 The reader assigns all partitions of the samples topic to itself: no consumer group, no rebalance, and what is in the trainer's
-checkpoint is exactly where it goes on. Groups that are too old, have no spread or belong to another policy are skipped, and
-the next `record_step` says so.
+checkpoint is exactly where it goes on. Groups that are too old, have no spread or belong to another policy are skipped, and so
+are revisions of groups; the next `record_step` says so. A record that cannot be read stops nobody: it is logged and counted,
+and its group is skipped.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, cast
 
-from rollstream.errors import BrokerError, TrainerError, boundary
+from rollstream.errors import BrokerError, SchemaError, TrainerError, boundary
 from rollstream.kafka import client_properties, producer_properties, watermarks
 from rollstream.schemas.codec import Codec
 from rollstream.schemas.envelope import to_message
@@ -20,15 +22,18 @@ from rollstream.schemas.identity import digest_json
 from rollstream.schemas.records import Consumption, GroupBuilt, Sample, SkippedGroup
 from rollstream.schemas.registry import open_codec
 from rollstream.schemas.topics import topics
-from rollstream.settings import KafkaSettings
+from rollstream.settings import ClaimSettings, KafkaSettings
 from rollstream.trainers.base import SampleGroup
-from rollstream.trainers.groups import Complete, GroupAssembler
+from rollstream.trainers.groups import Complete, GroupAssembler, refusal
+
+_log = logging.getLogger(__name__)
 
 _FORMAT = 1
 _FETCH_RECORDS = 500
 _POLL_S = 0.2
 _BROKER_S = 30.0
 _READY_GROUPS = 64
+_CLAIMS = ClaimSettings()
 
 
 class SampleReader:
@@ -41,7 +46,9 @@ class SampleReader:
         version: the trainer's policy version at the start.
         max_staleness: groups whose oldest token is more versions behind than this are skipped; None takes all.
         skip_no_spread: skip groups in which every advantage is 0.
+        revisions: hand out later revisions of a group, too; their earlier members come again with them.
         start: where to read from without a position: `earliest` or `latest`.
+        claims: where large samples are; `claims` of the settings.
         codec: decodes and encodes records; None makes the one of the settings.
         clock_ms: UTC epoch milliseconds, for the time of consumption records.
 
@@ -57,23 +64,29 @@ class SampleReader:
         version: int = 0,
         max_staleness: int | None = None,
         skip_no_spread: bool = False,
+        revisions: bool = False,
         start: str = "earliest",
+        claims: ClaimSettings = _CLAIMS,
         codec: Codec | None = None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         from confluent_kafka import Consumer, Producer
 
         self.version = version
+        self.unreadable = 0
+        """How many records could not be read so far."""
         self._trainer = trainer
         self._policy = policy
         self._max_staleness = max_staleness
         self._skip_no_spread = skip_no_spread
-        self._codec = codec or open_codec(kafka.registry_url)
+        self._revisions = revisions
+        self._codec = codec or open_codec(kafka.registry_url, claims)
         self._clock_ms = clock_ms
         self._prefix = kafka.prefix
         self._topic = topics()["samples"].name(kafka.prefix)
         self._ready: deque[tuple[int, Complete]] = deque()
-        self._skipped: dict[str, str] = {}
+        self._skipped: dict[tuple[str, str], None] = {}
+        """Group and reason, in order."""
         with boundary(BrokerError, f"read {self._topic} from {kafka.bootstrap}", reason="broker_down"):
             self._consumer = Consumer(
                 {
@@ -118,7 +131,7 @@ class SampleReader:
             "format": _FORMAT,
             "topic": self._topic,
             "partitions": {str(p): assembler.position() for p, assembler in self._assemblers.items()},
-            "skipped": dict(self._skipped),
+            "skipped": [list(skipped) for skipped in self._skipped],
         }
 
     def seek(self, position: Mapping[str, Any]) -> None:
@@ -134,7 +147,11 @@ class SampleReader:
             )
         offsets: dict[int, int] = {}
         self._ready.clear()
-        self._skipped = dict(position["skipped"])
+        skipped = position["skipped"]
+        pairs = (
+            skipped.items() if isinstance(skipped, dict) else skipped
+        )  # a dict where release 0.1 gave the position
+        self._skipped = {(str(group_id), str(reason)): None for group_id, reason in pairs}
         for partition, assembler in self._assemblers.items():
             low, high = self._watermark(partition)
             there = position["partitions"].get(str(partition), {"offset": low, "done": []})
@@ -178,7 +195,7 @@ class SampleReader:
             version_after=version_after,
             sample_ids=sample_ids,
             group_ids=tuple(group.group_id for group in groups),
-            skipped=tuple(SkippedGroup(group_id, reason) for group_id, reason in self._skipped.items()),
+            skipped=tuple(SkippedGroup(group_id, reason) for group_id, reason in self._skipped),
             at_ms=self._clock_ms(),
             checkpoint=checkpoint,
         )
@@ -200,21 +217,17 @@ class SampleReader:
     def _accept(self, partition: int, complete: Complete) -> SampleGroup | None:
         """The group, or None and a note why it is skipped."""
         self._assemblers[partition].take(complete.item)
-        reason = self._refusal(complete)
+        reason = refusal(
+            complete,
+            policy=self._policy,
+            version=self.version,
+            max_staleness=self._max_staleness,
+            skip_no_spread=self._skip_no_spread,
+            revisions=self._revisions,
+        )
         if reason is None:
             return complete.to_group()
-        self._skipped[complete.built.group_id] = reason
-        return None
-
-    def _refusal(self, complete: Complete) -> str | None:
-        if not complete.samples:
-            return "cut" if complete.is_cut else "no_samples"
-        if any(sample.policy != self._policy for sample in complete.samples):
-            return "other_policy"
-        if self._skip_no_spread and not complete.built.has_spread:
-            return "no_spread"
-        if self._max_staleness is not None and complete.to_group().staleness(self.version) > self._max_staleness:
-            return "stale"
+        self._skipped[complete.built.group_id, reason] = None
         return None
 
     def _fetch(self, timeout_s: float) -> None:
@@ -229,16 +242,35 @@ class SampleReader:
                 self._raise_if_final(error)
                 continue
             partition, offset = cast(int, message.partition()), cast(int, message.offset())
-            record = self._codec.decode(message.value() or b"")
-            if not isinstance(record, Sample | GroupBuilt):
-                raise TrainerError(
-                    f"cannot use a {type(record).__name__} at {self._topic} partition {partition} offset {offset}, expected "
-                    "samples",
-                    reason="unexpected_record",
-                )
+            record = self._decode(partition, offset, message.value() or b"")
+            if record is None:
+                group_id = (message.key() or b"").decode(errors="replace")
+                self._assemblers[partition].add_unreadable(offset, group_id)
+                continue
             complete = self._assemblers[partition].add(offset, record)
             if complete is not None:
                 self._ready.append((partition, complete))
+
+    def _decode(self, partition: int, offset: int, value: bytes) -> Sample | GroupBuilt | None:
+        """The record, or None and a line in the log."""
+        try:
+            record = self._codec.decode(value)
+        except SchemaError as error:
+            why = str(error)
+        else:
+            if isinstance(record, Sample | GroupBuilt):
+                return record
+            why = f"it is a {type(record).__name__}, expected a Sample or a GroupBuilt"
+        self.unreadable += 1
+        _log.error(
+            "cannot use the record at %s partition %d offset %d, its group is skipped: %s; find out who wrote it, and rebuild "
+            "the group",
+            self._topic,
+            partition,
+            offset,
+            why,
+        )
+        return None
 
     def _raise_if_final(self, error: Any) -> None:
         from confluent_kafka import KafkaError

@@ -28,7 +28,7 @@ class ProcessorApp(faust.App):
 
     def _crash(self, reason: BaseException) -> None:
         super()._crash(reason)
-        self.has_ended.set()
+        self.loop.call_soon_threadsafe(self.has_ended.set)  # the consumer's thread may be the one that crashes
 
 
 def build_app(settings: Settings, shell: Shell, group: str) -> ProcessorApp:

@@ -1,4 +1,8 @@
-"""Stops a worker whose records keep turning into dead letters: then the deploy is bad, not the data."""
+"""Stops a worker whose records keep turning into dead letters: then the deploy is bad, not the data.
+
+What a process buries before it has seen enough to be judged stays uncommitted (`has_judged`). A bad deploy that is restarted
+again and again would otherwise move on by a few records with each start, and drain the topic into the dead letters.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from rollstream.errors import StageError
 
 _WINDOW = 1_000  # records looked back on
 _AT_LEAST = 100  # records seen before a ratio means anything
-_OF_THE_DATA = frozenset({"late", "late_for_group", "superseded", "too_large"})
+_OF_THE_DATA = frozenset({"late", "late_for_group", "superseded", "no_opening", "already_done", "not_counted"})
 """Reasons that one harness can bring about in any number, with every record well understood."""
 
 
@@ -20,6 +24,13 @@ class DeadLetterGuard:
         self._limit = limit
         self._seen = 0
         self._dead: deque[int] = deque()
+
+    @property
+    def has_judged(self) -> bool:
+        """Whether enough records were seen to call the deploy a good one."""
+        return self._limit >= 1 or (
+            self._seen >= _AT_LEAST and len(self._dead) <= self._limit * min(self._seen, _WINDOW)
+        )
 
     def record(self) -> None:
         """A record was given to the stages."""

@@ -12,10 +12,11 @@ from faust.types import TP
 
 from rollstream.errors import BrokerError
 from rollstream.processors.base import Stage
+from rollstream.processors.shell.admission import Admission, Kinds
 from rollstream.processors.shell.guard import DeadLetterGuard
 from rollstream.processors.shell.hosted import Running
 from rollstream.processors.shell.outbox import Outbox
-from rollstream.processors.shell.partition import Partition
+from rollstream.processors.shell.partition import Mark, Partition
 from rollstream.processors.shell.stats import Stats
 from rollstream.processors.shell.transport import End
 from rollstream.schemas.codec import Codec
@@ -37,16 +38,27 @@ class View:
     lag: Mapping[str, int]
     """Topic noun → events not read yet."""
     oldest_ms: int | None
-    """Event time of the oldest held event."""
+    """Append time of the oldest held event."""
 
 
 class Shell:
     """The handler behind the transport. Made and used inside the app's event loop."""
 
     def __init__(
-        self, settings: Settings, stages_for: Callable[[int], list[Stage]], codec: Codec, *, max_work: int = 16
+        self,
+        settings: Settings,
+        stages_for: Callable[[int], list[Stage]],
+        codec: Codec,
+        *,
+        max_work: int = 16,
+        kinds: Kinds | None = None,
     ) -> None:
-        """Args: stages_for: fresh stages for a partition number; max_work: most works (scorers) that run at once."""
+        """
+        Args:
+            stages_for: fresh stages for a partition number.
+            max_work: most works (scorers) that run at once.
+            kinds: which records each topic may hold; None takes every record.
+        """
         self.stats = Stats()
         """Counts since the start."""
         self.views: tuple[View, ...] = ()
@@ -58,6 +70,7 @@ class Shell:
         self._settings = settings
         self._stages_for = stages_for
         self._codec = codec
+        self._kinds = kinds
         self._guard = DeadLetterGuard(settings.processor.dead_letter_limit)
         nouns = dict.fromkeys(noun for stage in stages_for(_ANY_PARTITION) for noun in (*stage.inputs, stage.output))
         self.topic_of = {noun: topics()[noun].name(settings.kafka.prefix) for noun in nouns}
@@ -66,7 +79,7 @@ class Shell:
         self._partitions: dict[int, Partition] = {}
         self._work_slots = asyncio.Semaphore(max_work)
         self._works: set[asyncio.Task[None]] = set()
-        self._committed: dict[int, dict[str, int]] = {}
+        self._committed: dict[int, dict[str, Mark]] = {}
         self._ticked_at = 0.0
 
     def assigned(self, assigned: set[TP], counts: Mapping[str, int | None]) -> None:
@@ -84,6 +97,7 @@ class Shell:
                 "topics of the family with one partition count, and run every worker of the group with the same stages",
                 reason="not_copartitioned",
             )
+        admission = Admission(next(iter(counts.values()), None), self._kinds)
         for number in sorted(set().union(*numbers.values())):
             self._partitions[number] = Partition(
                 number,
@@ -92,6 +106,7 @@ class Shell:
                 prefix=self._settings.kafka.prefix,
                 guard=self._guard,
                 stats=self.stats,
+                admission=admission,
             )
 
     def revoked(self) -> None:
@@ -118,12 +133,24 @@ class Shell:
         """The partitions that gates wait for."""
         return [TP(self.topic_of[noun], p.number) for p in self._partitions.values() for noun in p.own_outputs]
 
-    def begin(self, positions: Mapping[TP, int], ends: Mapping[TP, int]) -> None:
-        """Where reading starts, and the ends that the gates wait for."""
+    def wanted(self, active: set[TP]) -> set[TP]:
+        """Own outputs first: what they show to be done need not be held, nor built again and kept behind the gate."""
+        first = {
+            p.number: {self.topic_of[noun] for noun in gates}
+            for p in self._partitions.values()
+            if (gates := p.closed_gates)
+        }
+        return {tp for tp in active if tp.partition not in first or tp.topic in first[tp.partition]}
+
+    def begin(
+        self, positions: Mapping[TP, int], ends: Mapping[TP, int], finished: Mapping[TP, int] | None = None
+    ) -> None:
+        """Where reading starts, the ends that the gates wait for, and what is read for a stage's memory alone."""
         for number, partition in self._partitions.items():
             partition.begin(
                 {noun: positions[tp] for noun, tp in self._tps(number)},
                 {noun: ends[tp] for noun, tp in self._tps(number) if tp in ends},
+                {noun: finished[tp] for noun, tp in self._tps(number) if tp in finished} if finished else None,
             )
             self._collect(partition)
 
@@ -146,20 +173,20 @@ class Shell:
                 partition.tick()
             self._collect(partition)
 
-    def offsets(self) -> Mapping[TP, int]:
-        """Watermarks of every partition number in which one has moved: always all of a number, see `watermarks`."""
-        moved: dict[TP, int] = {}
+    def offsets(self) -> Mapping[TP, Mark]:
+        """Marks of every partition number in which one has moved: always all of a number, see `Partition.marks`."""
+        moved: dict[TP, Mark] = {}
         for number, partition in self._partitions.items():
-            marks = partition.watermarks()
+            marks = partition.marks()
             if marks != self._committed.get(number):
                 moved.update({tp: marks[noun] for noun, tp in self._tps(number) if noun in marks})
         return moved
 
-    def committed(self, offsets: Mapping[TP, int]) -> None:
+    def committed(self, offsets: Mapping[TP, Mark]) -> None:
         """The broker has them."""
-        for tp, offset in offsets.items():
+        for tp, mark in offsets.items():
             if tp.partition in self._partitions:
-                self._committed.setdefault(tp.partition, {})[self._noun_of[tp.topic]] = offset
+                self._committed.setdefault(tp.partition, {})[self._noun_of[tp.topic]] = mark
 
     def fail(self, error: BaseException) -> None:
         """End the process."""

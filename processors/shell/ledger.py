@@ -13,13 +13,14 @@ from collections import deque
 class Ledger:
     """The held events of one (topic, partition)."""
 
-    __slots__ = ("_held", "_next", "_order")
+    __slots__ = ("_held", "_newest_ms", "_next", "_order")
 
     def __init__(self) -> None:
         self._held: dict[int, int] = {}
         # Offsets in log order with their times; an offset that nobody holds any more is dropped once it comes first.
         self._order: deque[tuple[int, int]] = deque()
         self._next: int | None = None
+        self._newest_ms: int | None = None
 
     @property
     def next_offset(self) -> int | None:
@@ -39,9 +40,14 @@ class Ledger:
 
     @property
     def oldest_ms(self) -> int | None:
-        """Event time of the first held event in log order; None if nothing is held."""
+        """Append time of the first held event in log order; None if nothing is held."""
         self._drop_finished()
         return self._order[0][1] if self._order else None
+
+    @property
+    def newest_ms(self) -> int | None:
+        """Latest append time of all events seen; None before the first."""
+        return self._newest_ms
 
     def see(self, offset: int, holders: int, time_ms: int = 0) -> bool:
         """Count an event as held by the stages whose bits are set in `holders`; none set: it is finished at once.
@@ -51,10 +57,17 @@ class Ledger:
         if self._next is not None and offset < self._next:
             return False
         self._next = offset + 1
+        if self._newest_ms is None or time_ms > self._newest_ms:
+            self._newest_ms = time_ms
         if holders:
             self._held[offset] = holders
             self._order.append((offset, time_ms))
         return True
+
+    def hold(self, offset: int, holder: int) -> None:
+        """One more holder of an event that is held; nothing for one that is finished."""
+        if offset in self._held:
+            self._held[offset] |= holder
 
     def release(self, offset: int, holder: int) -> None:
         """One holder lets go; doing it again, or for an event that was never held, changes nothing."""

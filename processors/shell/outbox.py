@@ -1,4 +1,4 @@
-"""The one sender of a process: messages in order, a bounded number of them ahead of the broker's acknowledgements."""
+"""The one sender of a process: messages in order, a bounded number and size of them ahead of the broker's acknowledgements."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rollstream.processors.shell.messages import Outgoing
 from rollstream.processors.shell.transport import Producer
 
 _MOST = 2_000  # messages waiting or on their way; what a batch brings may go over it once
+_MOST_BYTES = 32_000_000  # the same for their values; a rollout may have megabytes
 
 
 class Outbox:
@@ -23,6 +24,8 @@ class Outbox:
         self._fail = fail
         self._waiting: deque[Outgoing] = deque()
         self._in_flight = 0
+        self._waiting_bytes = 0
+        self._in_flight_bytes = 0
         self._wake = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
@@ -38,12 +41,15 @@ class Outbox:
 
     def add(self, messages: Iterable[Outgoing]) -> None:
         """Queue messages."""
-        self._waiting.extend(messages)
+        for outgoing in messages:
+            self._waiting.append(outgoing)
+            self._waiting_bytes += len(outgoing.message.value)
         self._changed()
 
     def clear(self) -> None:
         """Forget what was not given to the producer yet."""
         self._waiting.clear()
+        self._waiting_bytes = 0
         self._changed()
 
     async def send_all(self, producer: Producer) -> None:
@@ -51,18 +57,21 @@ class Outbox:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._waiting and self._in_flight < _MOST:
+            while self._waiting and self._in_flight < _MOST and self._in_flight_bytes < _MOST_BYTES:
                 outgoing = self._waiting.popleft()
                 m = outgoing.message
+                self._waiting_bytes -= len(m.value)
                 with boundary(BrokerError, _what(outgoing), reason="no_ack"):
                     sent = await producer.send_ms(
                         m.topic, m.key, m.value, outgoing.partition, m.timestamp_ms, m.headers
                     )
                 self._in_flight += 1
+                self._in_flight_bytes += len(m.value)
                 asyncio.ensure_future(sent).add_done_callback(partial(self._acknowledged, outgoing))
 
     def _acknowledged(self, outgoing: Outgoing, sent: asyncio.Future[Any]) -> None:
         self._in_flight -= 1
+        self._in_flight_bytes -= len(outgoing.message.value)
         self._changed()
         if sent.cancelled():
             return
@@ -77,7 +86,8 @@ class Outbox:
 
     def _changed(self) -> None:
         self._wake.set()
-        if len(self._waiting) + self._in_flight < _MOST:
+        is_small = self._waiting_bytes + self._in_flight_bytes < _MOST_BYTES
+        if is_small and len(self._waiting) + self._in_flight < _MOST:
             self._has_room.set()
         else:
             self._has_room.clear()

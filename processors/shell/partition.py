@@ -7,26 +7,36 @@ this class is one epoch of its partition.
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from typing import NamedTuple
 
 from rollstream.errors import SchemaError, StageError
 from rollstream.processors.base import Emit, Event, Position, Reject, Stage, Step
+from rollstream.processors.shell.admission import Admission
 from rollstream.processors.shell.guard import DeadLetterGuard
 from rollstream.processors.shell.hosted import Hosted, Running, host
 from rollstream.processors.shell.ledger import Ledger
 from rollstream.processors.shell.messages import Incoming, Outgoing, dead_letter, read_used, used_header
+from rollstream.processors.shell.release import OwnOutput, Releases
 from rollstream.processors.shell.stats import Stats
 from rollstream.schemas.codec import Codec
 from rollstream.schemas.envelope import event_time_ms, to_message
 from rollstream.schemas.records import Record
 from rollstream.schemas.topics import topics
 
-_REMEMBERED = 2_000  # own records kept between acknowledgement and read-back; later ones are decoded again
+_SENT_BYTES = 8_000_000  # own records kept between acknowledgement and read-back; further ones are decoded again
+
+
+class Mark(NamedTuple):
+    """How far a topic partition is done."""
+
+    offset: int
+    """What to commit: a restart reads from here."""
+    finished: int
+    """Below this, what a restart reads again is for a stage's memory alone; never less than `offset`."""
 
 
 class Partition:
@@ -41,8 +51,9 @@ class Partition:
         prefix: str = "rollstream",
         guard: DeadLetterGuard | None = None,
         stats: Stats | None = None,
+        admission: Admission | None = None,
     ) -> None:
-        """Args: stages: fresh ones, in pipeline order; prefix: of topic names."""
+        """Args: stages: fresh ones, in pipeline order; prefix: of topic names; admission: None takes every record."""
         self.number = number
         self.outbox: deque[Outgoing] = deque()
         """Messages to send, in order."""
@@ -54,6 +65,8 @@ class Partition:
         self._prefix = prefix
         self._guard = guard or DeadLetterGuard(1.0)
         self._stats = stats or Stats()
+        self._admission = admission or Admission()
+        self._decode_again = codec.decode_again
         self._hosted = host(stages)
         self._readers: dict[str, list[Hosted]] = {}
         self._owners: dict[str, Hosted] = {}
@@ -70,9 +83,11 @@ class Partition:
             noun: sum(h.bit for h in readers) + (self._owners[noun].bit if noun in self._owners else 0)
             for noun, readers in self._readers.items()
         }
-        self._waiting: dict[str, list[tuple[int, int, Position, Mapping[str, int]]]] = {n: [] for n in self._readers}
-        self._ticket = count()
+        self._releases = Releases(self._ledgers)
+        self._buried: deque[tuple[Position, int]] = deque()
         self._sent: dict[Position, tuple[bytes, Record]] = {}
+        self._sent_bytes = 0
+        self._past: Mapping[str, int] = {}
         self._caught_up_ms: dict[str, int | None] = {}
         self._newest_ms = 0
 
@@ -87,29 +102,48 @@ class Partition:
         return tuple(self._owners)
 
     @property
+    def closed_gates(self) -> tuple[str, ...]:
+        """The own outputs that are not read yet to the end they had at assignment."""
+        return tuple(noun for noun, owner in self._owners.items() if not owner.is_open)
+
+    @property
     def held(self) -> dict[str, int]:
         """Topic noun → events held."""
         return {noun: ledger.held for noun, ledger in self._ledgers.items()}
 
     @property
     def oldest_ms(self) -> int | None:
-        """Event time of the oldest held event."""
+        """Append time of the oldest held event."""
         return min((ms for ledger in self._ledgers.values() if (ms := ledger.oldest_ms) is not None), default=None)
 
-    def watermarks(self) -> dict[str, int]:
-        """Topic noun → offset to commit.
+    def marks(self) -> dict[str, Mark]:
+        """Topic noun → how far it is done.
 
         All of them belong into ONE commit: an own output's offset is right only together with those of the inputs.
         """
-        return {noun: mark for noun, ledger in self._ledgers.items() if (mark := ledger.watermark) is not None}
+        found: dict[str, Mark] = {}
+        for noun, ledger in self._ledgers.items():
+            if (mark := ledger.watermark) is not None:
+                finished = max(mark, self._past.get(noun, 0))
+                remembered = self._releases.first_remembered(noun)
+                found[noun] = Mark(finished if remembered is None else min(finished, remembered), finished)
+        return found
 
-    def begin(self, positions: Mapping[str, int], ends: Mapping[str, int]) -> None:
+    def watermarks(self) -> dict[str, int]:
+        """Topic noun → offset to commit."""
+        return {noun: mark.offset for noun, mark in self.marks().items()}
+
+    def begin(
+        self, positions: Mapping[str, int], ends: Mapping[str, int], finished: Mapping[str, int] | None = None
+    ) -> None:
         """The assignment's start.
 
         Args:
             positions: topic noun → offset that is read first.
             ends: own output noun → its end, asked for after the assignment.
+            finished: own output noun → `Mark.finished` as it was committed.
         """
+        self._past = dict(finished or {})
         for noun, owner in self._owners.items():
             owner.gate_end = ends[noun]
         for noun, position in positions.items():
@@ -128,9 +162,15 @@ class Partition:
             self._owners.get(noun),
         )
         self._stats.events[noun] += len(messages)
+        past = self._past.get(noun, 0)
         for message in messages:
             time_ms = max(message.timestamp or 0, 0)
-            if not ledger.see(message.offset, mask, time_ms) or not mask:
+            is_past = message.offset < past
+            if not ledger.see(message.offset, 0 if is_past else mask, time_ms) or not mask:
+                continue
+            if is_past:
+                if owner is not None:
+                    self._recall(owner, message, time_ms)
                 continue
             self._newest_ms = max(self._newest_ms, time_ms)
             self._guard.record()
@@ -138,12 +178,14 @@ class Partition:
             if event is None:
                 continue
             if owner is not None:
-                self._read_back(owner, event, message.headers)
+                self._read_back(owner, event, message.headers, time_ms)
             for hosted in readers:
                 try:
                     step = hosted.stage.apply(event)
                 except (StageError, SchemaError) as error:
-                    self._dead_letter(event, event.record, hosted.stage.name, error.reason, str(error), hosted.bit)
+                    self._dead_letter(
+                        event, _record_of(event), hosted.stage.name, error.reason, str(error), hosted.bit
+                    )
                 else:
                     self._do(hosted, step)
             event.thin()
@@ -169,6 +211,9 @@ class Partition:
             known = [ms for ms in caught if ms is not None]
             if hosted.is_open and len(known) == len(caught) and all(stage.is_quiet for stage in hosted.upstream):
                 self._do(hosted, hosted.stage.tick(max([self._newest_ms, min(known)])))
+        if all(self._caught_up_ms.get(noun) is not None for noun in self._readers):
+            self._let_go_of_buried()  # there is nothing that a bad deploy could drain
+        self._releases.tick(self._caught_up_ms)
         self._settle()
 
     def work_done(self, running: Running, result: object) -> None:
@@ -191,27 +236,43 @@ class Partition:
         position = Position(noun, self.number, message.offset)
         value = message.value or b""
         sent = self._sent.pop(position, None)
+        if sent is not None:
+            self._sent_bytes -= len(sent[0])
         try:
             record = sent[1] if sent is not None and sent[0] == value else self._codec.decode(value)
+            self._admission.check(position, record)
         except SchemaError as error:
             time_ms = max(message.timestamp or 0, 0)
             event = Event(position, None, time_ms, value, message.key)  # type: ignore[arg-type]
             self._dead_letter(event, None, "decode", error.reason, str(error), self._masks[noun])
             return None
-        return Event(position, record, event_time_ms(record), value, message.key, self._codec.decode)
+        return Event(position, record, event_time_ms(record), value, message.key, self._decode_again)
 
-    def _read_back(self, owner: Hosted, event: Event, headers: Iterable[tuple[str, bytes]]) -> None:
+    def _read_back(self, owner: Hosted, event: Event, headers: Iterable[tuple[str, bytes]], appended_ms: int) -> None:
         try:
             used = read_used(headers)
             item = owner.stage.own_output(event)
         except (StageError, SchemaError) as error:
-            self._dead_letter(event, event.record, owner.stage.name, error.reason, str(error), owner.bit)
+            self._dead_letter(event, _record_of(event), owner.stage.name, error.reason, str(error), owner.bit)
             return
         if item is not None:
             kept = owner.kept_emits.pop(item, None)
             self._stats.dropped[owner.stage.name] += kept is not None
             self._finish(owner, item, () if kept is None else kept.used)
-        self._release_after(event.position, used)
+        self._releases.add(OwnOutput(owner, event.position.offset, item, appended_ms), used)
+
+    def _recall(self, owner: Hosted, message: Incoming, appended_ms: int) -> None:
+        """An own output that is read again for the stage's memory alone. What cannot be used was buried long ago."""
+        value = message.value or b""
+        position = Position(owner.stage.output, self.number, message.offset)
+        try:
+            record = self._codec.decode(value)
+            item = owner.stage.own_output(Event(position, record, event_time_ms(record), value, message.key))
+        except (StageError, SchemaError):
+            return
+        if item is not None:
+            self._finish(owner, item, ())
+            self._releases.remember(OwnOutput(owner, message.offset, item, appended_ms))
 
     def _do(self, hosted: Hosted, step: Step) -> None:
         self._stats.finished[hosted.stage.name] += len(step.finished)
@@ -262,8 +323,11 @@ class Partition:
             return
         noun = hosted.stage.output
         self._stats.emitted[hosted.stage.name] += 1
-        if self._masks[noun] and offset >= (self._ledgers[noun].next_offset or 0) and len(self._sent) < _REMEMBERED:
-            self._sent[Position(noun, self.number, offset)] = (sent.message.value, sent.record)
+        value = sent.message.value
+        is_unread = self._masks[noun] and offset >= (self._ledgers[noun].next_offset or 0)
+        if is_unread and self._sent_bytes + len(value) <= _SENT_BYTES:
+            self._sent[Position(noun, self.number, offset)] = (value, sent.record)
+            self._sent_bytes += len(value)
         left[0] -= 1
         if not left[0]:
             hosted.in_flight -= 1
@@ -282,7 +346,7 @@ class Partition:
 
     def _reject(self, hosted: Hosted, reject: Reject) -> None:
         self._dead_letter(
-            reject.event, reject.event.record, reject.boundary, reject.reason, reject.message, hosted.bit
+            reject.event, _record_of(reject.event), reject.boundary, reject.reason, reject.message, hosted.bit
         )
 
     def _dead_letter(
@@ -291,31 +355,32 @@ class Partition:
         topic = topics()[event.position.noun].name(self._prefix)
         letter = dead_letter(topic, event, record, boundary=boundary, error=error, reason=reason)
         message = to_message(letter, self._codec, prefix=self._prefix, source=f"/{boundary}")
-        self.outbox.append(Outgoing(message, None, letter, partial(self._buried, event.position, holders)))
+        # Under bits of its own: whatever the stage says of the event meanwhile, it stays until the dead letter is written.
+        buried = holders << len(self._hosted)
+        self._ledgers[event.position.noun].hold(event.position.offset, buried)
+        self.outbox.append(Outgoing(message, None, letter, partial(self._bury, event.position, holders | buried)))
         self._stats.dead_letters[boundary, reason] += 1
         self._guard.dead_letter(reason, f"{topic} partition {self.number} offset {event.position.offset}: {error}")
 
-    def _buried(self, position: Position, holders: int, _sent: Outgoing, _offset: int) -> None:
+    def _bury(self, position: Position, holders: int, _sent: Outgoing, _offset: int) -> None:
         if not self.is_revoked:
-            self._ledgers[position.noun].release(position.offset, holders)
+            self._buried.append((position, holders))
             self._settle()
 
-    def _release_after(self, position: Position, used: Mapping[str, int]) -> None:
-        """Let go of an own output once the watermarks of all its inputs have passed what it was made from."""
-        for noun, offset in used.items():
-            ledger = self._ledgers.get(noun)
-            if ledger is not None and ((mark := ledger.watermark) is None or mark <= offset):
-                heapq.heappush(self._waiting[noun], (offset, next(self._ticket), position, used))
-                return
-        self._ledgers[position.noun].release(position.offset, self._owners[position.noun].bit)
+    def _let_go_of_buried(self) -> None:
+        while self._buried:
+            position, holders = self._buried.popleft()
+            self._ledgers[position.noun].release(position.offset, holders)
 
     def _settle(self) -> None:
-        has_moved = True
-        while has_moved:
-            has_moved = False
-            for noun, heap in self._waiting.items():
-                mark = self._ledgers[noun].watermark if heap else None
-                while heap and mark is not None and heap[0][0] < mark:
-                    _, _, position, used = heapq.heappop(heap)
-                    self._release_after(position, used)
-                    has_moved = True
+        if self._buried and self._guard.has_judged:
+            self._let_go_of_buried()
+        self._releases.settle()
+
+
+def _record_of(event: Event) -> Record | None:
+    """The record, for what a dead letter tells of it; None if its bytes cannot be decoded any more."""
+    try:
+        return event.record
+    except SchemaError:
+        return None

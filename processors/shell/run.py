@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from rollstream.errors import SettingsError
 from rollstream.kafka import check_broker
+from rollstream.processors.shell.admission import kinds_by_topic
 from rollstream.processors.shell.app import build_app
 from rollstream.processors.shell.handler import Shell
 from rollstream.processors.shell.metrics import serve_metrics
@@ -40,8 +41,9 @@ def run(settings: Settings) -> None:
         return Shell(
             settings,
             lambda partition: [stage for stage in pipeline.build_stages(partition) if stage.name in names],
-            open_codec(settings.kafka.registry_url),
+            open_codec(settings.kafka.registry_url, settings.claims),
             max_work=pipeline.max_concurrency,
+            kinds=kinds_by_topic(),
         )
 
     run_shell(settings, make_shell, names)

@@ -17,12 +17,20 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 import aiokafka
-from aiokafka.errors import IllegalStateError
-from aiokafka.structs import RecordMetadata
+from aiokafka.consumer.group_coordinator import GroupCoordinator
+from aiokafka.errors import CommitFailedError, IllegalStateError
+from aiokafka.structs import RecordMetadata, TopicPartition
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP
 
+from rollstream.errors import BrokerError, boundary
+from rollstream.processors.shell.membership import Membership
+from rollstream.processors.shell.partition import Mark
+
 _FETCH_WAIT_MS = 100  # aiokafka asks a broker for the next records only when the last request is answered
+_FETCH_BYTES = (
+    16 * 1024 * 1024
+)  # an answer is in memory whole, beside the records made of it; Kafka's default is 50 MiB
 _FETCH_TIMEOUT_S = 0.5  # the longest time between two ticks
 
 
@@ -50,6 +58,20 @@ class Fetched:
     """Where the reader stands after them, for every assigned partition."""
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where reading starts after an assignment."""
+
+    generation: int
+    """Generation of the group; -1 if the partitions are gone again."""
+    positions: Mapping[TP, int] = field(default_factory=dict)
+    """Offset read first, for every assigned partition."""
+    ends: Mapping[TP, int] = field(default_factory=dict)
+    """Ends of the own outputs."""
+    finished: Mapping[TP, int] = field(default_factory=dict)
+    """What was committed as finished, of the own outputs."""
+
+
 class Handler(Protocol):
     """Who gets the records. All calls come from the app's event loop."""
 
@@ -63,8 +85,11 @@ class Handler(Protocol):
     def own_outputs(self) -> Sequence[TP]:
         """Partitions whose ends must be known before the first record."""
 
-    def begin(self, positions: Mapping[TP, int], ends: Mapping[TP, int]) -> None:
-        """A new assignment: where reading starts, and the ends of `own_outputs`."""
+    def wanted(self, active: set[TP]) -> set[TP]:
+        """Which of the active partitions to read now; the others wait."""
+
+    def begin(self, positions: Mapping[TP, int], ends: Mapping[TP, int], finished: Mapping[TP, int]) -> None:
+        """A new assignment: where reading starts; of `own_outputs` the ends, and what was committed as finished."""
 
     def feed(self, tp: TP, records: Sequence[Any]) -> None:
         """Records of one partition."""
@@ -72,10 +97,10 @@ class Handler(Protocol):
     def passed(self, ends: Mapping[TP, End]) -> None:
         """All records of an answer were fed; the readers stand here."""
 
-    def offsets(self) -> Mapping[TP, int]:
+    def offsets(self) -> Mapping[TP, Mark]:
         """What to commit, in one request."""
 
-    def committed(self, offsets: Mapping[TP, int]) -> None:
+    def committed(self, offsets: Mapping[TP, Mark]) -> None:
         """The broker has taken the offsets."""
 
 
@@ -89,22 +114,34 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
         consumer = super()._create_worker_consumer(transport)
         consumer._fetch_max_wait_ms = _FETCH_WAIT_MS  # Faust fixes it at 1500
+        consumer._fetch_max_bytes = _FETCH_BYTES
         return consumer
+
+    async def on_start(self) -> None:
+        await super().on_start()
+        coordinator, conf = self._ensure_consumer()._coordinator, self.app.conf
+        if isinstance(coordinator, GroupCoordinator):
+            member = Membership(
+                coordinator._send_req, conf.consumer_group_instance_id, conf.broker_session_timeout, self.crash
+            )
+            coordinator._send_req = member.send
 
     async def fetch(self, active: set[TP]) -> Fetched:
         """The next records of the active partitions; none after a while without any."""
         return cast(Fetched, await self.call_thread(self._fetch, self._ensure_consumer(), active))
 
-    async def start_of(self, own_outputs: Sequence[TP]) -> tuple[int, Mapping[TP, int], Mapping[TP, int]]:
-        """The generation, where reading starts in each assigned partition, and the ends of some."""
-        found = await self.call_thread(self._start_of, self._ensure_consumer(), own_outputs)
-        return cast(tuple[int, Mapping[TP, int], Mapping[TP, int]], found)
+    async def start_of(self, own_outputs: Sequence[TP]) -> Start:
+        """Where reading starts."""
+        return cast(Start, await self.call_thread(self._start_of, self._ensure_consumer(), own_outputs))
 
-    async def commit_in(self, generation: int, offsets: Mapping[TP, int]) -> bool:
+    async def commit_in(self, generation: int, offsets: Mapping[TP, Mark]) -> bool:
         """Commit, unless the group has moved on."""
         return cast(bool, await self.call_thread(self._commit_in, generation, offsets))
 
     async def _fetch(self, consumer: aiokafka.AIOKafkaConsumer, active: set[TP]) -> Fetched:
+        paused = consumer.paused()
+        consumer.pause(*(tp for tp in consumer.assignment() if tp not in active and tp not in paused))
+        consumer.resume(*(tp for tp in paused if tp in active))
         records = await self._fetch_records(
             consumer, active, timeout=_FETCH_TIMEOUT_S, max_records=consumer._max_poll_records
         )
@@ -136,17 +173,17 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):
             ends[tp] = End(state.position, before if is_end else None, lag)
         return ends
 
-    async def _start_of(
-        self, consumer: aiokafka.AIOKafkaConsumer, own_outputs: Sequence[TP]
-    ) -> tuple[int, dict[TP, int], dict[TP, int]]:
+    async def _start_of(self, consumer: aiokafka.AIOKafkaConsumer, own_outputs: Sequence[TP]) -> Start:
         self._answered.clear()
-        generation = consumer._coordinator.generation
+        coordinator = consumer._coordinator
+        generation = coordinator.generation
         try:
             positions = {TP(*tp): await consumer.position(tp) for tp in consumer.assignment()}
             firsts = await consumer.beginning_offsets(list(positions)) if positions else {}
             ends = await consumer.end_offsets(list(own_outputs)) if own_outputs else {}
+            committed = await coordinator.fetch_committed_offsets([TopicPartition(*tp) for tp in own_outputs])
         except IllegalStateError:  # a rebalance took the partitions meanwhile
-            return -1, {}, {}
+            return Start(-1)
         for tp, first in firsts.items():
             if positions[TP(*tp)] < first:
                 self.log.error(
@@ -154,12 +191,22 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):
                     "look for what they held with `rollstream audit`",
                     tp, positions[TP(*tp)], first - 1,
                 )  # fmt: skip
-        return generation, positions, {TP(*tp): end for tp, end in ends.items()}
+        finished = {TP(*tp): read_finished(found.metadata) for tp, found in committed.items()}
+        return Start(generation, positions, {TP(*tp): end for tp, end in ends.items()}, finished)
 
-    async def _commit_in(self, generation: int, offsets: Mapping[TP, int]) -> bool:
-        if self._ensure_consumer()._coordinator.generation != generation:
+    async def _commit_in(self, generation: int, offsets: Mapping[TP, Mark]) -> bool:
+        consumer = self._ensure_consumer()
+        if consumer._coordinator.generation != generation:
             return False
-        return await self._commit(offsets)
+        commits = {TopicPartition(*tp): (mark.offset, finished_text(mark)) for tp, mark in offsets.items()}
+        try:
+            with boundary(BrokerError, "commit offsets", reason="no_commit"):
+                await consumer.commit(commits)
+        except BrokerError as error:
+            if not isinstance(error.__cause__, CommitFailedError):  # the group has moved on
+                await self.crash(error)
+            return False
+        return True
 
 
 class Consumer(driver.Consumer):
@@ -179,7 +226,7 @@ class Consumer(driver.Consumer):
                     await self.wait_first(handler.room(), self.suspend_flow.wait())
                 elif not self.flow_active:
                     await self.wait(self.can_resume_flow)  # type: ignore[arg-type]
-                elif active := self._get_active_partitions():
+                elif active := handler.wanted(self._get_active_partitions()):
                     await self._take(handler, await self._thread.fetch(active))
                 else:
                     await self.sleep(_FETCH_TIMEOUT_S)
@@ -196,12 +243,13 @@ class Consumer(driver.Consumer):
 
     async def _take(self, handler: Handler, fetched: Fetched) -> None:
         if self._begun != fetched.generation:
-            generation, positions, ends = await self._thread.start_of(handler.own_outputs())
-            if generation != fetched.generation or not self._is_current(generation):
+            start = await self._thread.start_of(handler.own_outputs())
+            if start.generation != fetched.generation or not self._is_current(start.generation):
                 return
             # Where records have come already, reading started at the first of them.
-            handler.begin({**positions, **{tp: batch[0].offset for tp, batch in fetched.records.items()}}, ends)
-            self._begun = generation
+            firsts = {tp: batch[0].offset for tp, batch in fetched.records.items()}
+            handler.begin({**start.positions, **firsts}, start.ends, start.finished)
+            self._begun = start.generation
         for tp, batch in fetched.records.items():
             if not self._is_current(fetched.generation):
                 return
@@ -227,6 +275,20 @@ class Consumer(driver.Consumer):
 
     async def verify_all_partitions_active(self) -> None:
         """Nothing: Faust's check takes held offsets for a hanging worker. The metrics tell the oldest held event."""
+
+
+_FINISHED = "finished="
+
+
+def finished_text(mark: Mark) -> str:
+    """What is committed beside an offset, as Kafka's commit metadata; nothing where it says nothing."""
+    return f"{_FINISHED}{mark.finished}" if mark.finished > mark.offset else ""
+
+
+def read_finished(metadata: str | None) -> int:
+    """The same back; 0 where nothing was said, or by somebody else."""
+    text = (metadata or "").removeprefix(_FINISHED)
+    return int(text) if text.isdigit() else 0
 
 
 class Producer(driver.Producer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -154,3 +155,35 @@ def test_missing_topic_says_what_to_do(kafka_settings: KafkaSettings) -> None:
     """The usual mistake is the prefix."""
     with pytest.raises(BrokerError, match="rollstream topics apply"):
         SampleReader(kafka_settings.model_copy(update={"prefix": "nowhere"}), trainer="run")
+
+
+def test_reader_skips_what_it_cannot_read_and_later_revisions(
+    kafka_settings: KafkaSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broken record and a foreign one cost their groups alone; a revision is for who asks for it; all of it is told."""
+    topic = topics()["samples"].name(kafka_settings.prefix)
+    stray = Consumption("c", "other", 0, "default", 0, 1, (), (), (), 1)
+    producer = Producer(producer_properties(kafka_settings))
+    producer.produce(topic, b"no record", key=b"broken")
+    producer.produce(topic, CODEC.encode(stray), key=b"foreign")
+    assert producer.flush(WAIT_S) == 0
+    later = [replace(record, group_revision=1) for record in make_group("later")]
+    _produce(kafka_settings, [*make_group("broken")[1:], *make_group("foreign")[1:], *later, *make_group("good")])
+
+    with SampleReader(kafka_settings, trainer="run") as reader:
+        groups = reader.next_groups(4, 5.0)
+        reader.record_step(step=0, version_before=0, version_after=1, groups=groups)
+        unreadable = reader.unreadable
+    with SampleReader(kafka_settings, trainer="run", revisions=True) as reader:
+        with_revisions = reader.next_groups(4, 5.0)
+
+    (step,) = _consumptions(kafka_settings, 1)
+    assert ["good"] == [group.group_id for group in groups]
+    assert {"good", "later"} == {group.group_id for group in with_revisions}
+    assert {
+        SkippedGroup("broken", "unreadable"),
+        SkippedGroup("foreign", "unreadable"),
+        SkippedGroup("later", "revision"),
+    } == set(step.skipped)
+    assert 2 == unreadable
+    assert any("it is a Consumption, expected a Sample" in record.getMessage() for record in caplog.records)

@@ -4,56 +4,20 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollstream.processors.pipeline import Pipeline
-from rollstream.schemas.records import (
-    CallDelivery,
-    ClosedBy,
-    Delivery,
-    Record,
-    Rollout,
-    RolloutOpened,
-    RolloutStatus,
-)
+from rollstream.processors import join as join_module
+from rollstream.processors.rows import lay_out
+from rollstream.schemas.prompts import decode_prompts
+from rollstream.schemas.records import CallDelivery, ClosedBy, Delivery, PromptDelta, Record, RolloutStatus
 from rollstream.schemas.types import Json
 from tests.source_log import source_log
-from tests.unit.processors.records import OPENED_MS, call, happened, opened, started, terminal
-from tests.unit.processors.simulation import Simulation, default_pipeline
-
-PIPELINE: Pipeline = default_pipeline()
-DEADLINE_MS = OPENED_MS + 600_000
-
-
-def join(*entries: tuple[str, Record], tick_ms: int | None = None, seed: int = 0) -> Simulation:
-    """Give entries to join, each topic in the order given here, topics interleaved by the seed."""
-    simulation = Simulation(PIPELINE, seed, ["join"])
-    for noun, record in entries:
-        simulation.append(noun, record)
-    simulation.run()
-    if tick_ms is not None:
-        simulation.tick(tick_ms)
-    simulation.tick(0)
-    return simulation
-
-
-def barrier(**changes: Any) -> list[tuple[str, Record]]:
-    """A rollout's terminal in all three topics."""
-    return [(noun, terminal(**changes)) for noun in ("calls", "environment", "terminals")]
-
-
-def rollouts(simulation: Simulation) -> list[Rollout]:
-    """What join wrote."""
-    return [record for record in simulation.records("rollouts") if isinstance(record, Rollout)]
-
-
-def reasons(simulation: Simulation) -> list[tuple[str, str]]:
-    """Topic and reason of each dead letter."""
-    return sorted((position.noun, reject.reason) for position, reject in simulation.dead.items())
+from tests.unit.processors.joining import DEADLINE_MS, PIPELINE, barrier, join, reasons, rollouts
+from tests.unit.processors.records import OPENED_MS, call, conversation, happened, opened, started, terminal
+from tests.unit.processors.simulation import Simulation, an_event
 
 
 def test_join_completes_a_rollout_when_its_terminal_is_in_all_topics() -> None:
@@ -270,43 +234,6 @@ def test_join_decides_the_same_when_a_late_terminal_is_read_before_the_deadline_
     assert rebuilt.held() == {}
 
 
-def test_join_puts_a_rollout_that_nobody_opened_into_the_dead_letters() -> None:
-    """Without opening and terminal nobody knows the task or the group's size; the records are kept."""
-    simulation = join(("calls", call("c-1")), ("environment", happened("e-1")), tick_ms=DEADLINE_MS + 10)
-
-    assert rollouts(simulation) == []
-    assert [("calls", "no_opening"), ("environment", "no_opening")] == reasons(simulation)
-    assert simulation.held() == {}
-
-
-def test_join_writes_a_rollout_that_is_too_large_for_a_record_without_its_contents() -> None:
-    """It stops neither worker nor group: an empty `aborted` rollout, and all it would hold in the dead letters."""
-    big = [happened(f"e-{n}", content=Json('"' + "x" * 3_000_000 + '"')) for n in range(3)]
-
-    simulation = join(
-        ("calls", opened()), ("calls", started(call("c-1"))), ("calls", call("c-1")),
-        *[("environment", event) for event in big], *barrier(),
-    )  # fmt: skip
-
-    (rollout,) = rollouts(simulation)
-    assert (RolloutStatus.ABORTED, (), (), ()) == (
-        rollout.status, rollout.calls, rollout.events, rollout.lost_call_ids,
-    )  # fmt: skip
-    assert [("calls", "too_large")] * 2 + [("environment", "too_large")] * 3 == reasons(simulation)
-    assert simulation.held() == {}
-
-
-def test_join_puts_a_rollout_whose_task_and_outcome_are_too_large_into_the_dead_letters() -> None:
-    """There is nothing left to leave out."""
-    big = Json('{"x": "' + "x" * 5_000_000 + '"}')
-
-    simulation = join(("calls", opened(task=big)), *barrier(outcome=big))
-
-    assert rollouts(simulation) == []
-    assert {"too_large"} == {reason for _, reason in reasons(simulation)}
-    assert simulation.held() == {}
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_join_aborts_an_attempt_that_was_replaced_before_it_ended(seed: int) -> None:
     """A higher attempt opened before the lower one's end makes the lower one `aborted`, in any interleaving."""
@@ -363,19 +290,109 @@ def test_join_tells_late_records_from_repeated_ones_after_a_restart(seed: int) -
     assert simulation.held() == {}
 
 
-def test_join_takes_what_the_log_says_over_what_it_rebuilt_from_a_half() -> None:
-    """Where half of a done rollout is read again before the own output, nothing of it is written or reported."""
-    full = join(("calls", opened()), ("calls", call("c-1")), *barrier())
+def test_join_writes_an_empty_rollout() -> None:
+    """A rollout that was opened and finished, and did nothing, is a rollout; its group waits for it."""
+    simulation = join(("calls", opened()), *barrier())
+
+    (rollout,) = rollouts(simulation)
+    assert ((), (), ()) == (rollout.calls, rollout.events, rollout.lost_call_ids)
+    assert (RolloutStatus.SUCCEEDED, None) == (rollout.status, rollout.version_min)
+    assert simulation.dead == {}
+
+
+def test_join_aborts_a_rollout_whose_terminal_counts_calls_that_never_came() -> None:
+    """A terminal without its calls waits for them until the deadline, and what it counts in vain is not trained on."""
+    entries = [("calls", opened()), *barrier(expected_calls=1)]
+
+    assert rollouts(join(*entries)) == []
+    assert [RolloutStatus.ABORTED] == [r.status for r in rollouts(join(*entries, tick_ms=DEADLINE_MS))]
+
+
+def test_join_quarantines_both_of_two_events_with_one_id_and_drops_what_repeats_either() -> None:
+    """One event id with two contents: each content is in the dead letters once, however often it was sent."""
+    one, other = happened("e-1"), happened("e-1", content=Json("1"))
+
+    simulation = join(
+        ("calls", opened()), *[("environment", event) for event in (one, other, one, other)], *barrier()
+    )
+
+    assert [("environment", "conflict")] * 2 == reasons(simulation)
+    assert () == rollouts(simulation)[0].events
+    assert simulation.held() == {}
+
+
+def test_join_finishes_a_duplicate_at_once() -> None:
+    """A repeated record is let go of when it is read, which is where the shell counts it."""
     stage = PIPELINE.build_stages(0)[0]
-    half = [event for noun in ("calls", "environment", "terminals") for event in full.logs[noun]]
-    half = [event for event in half if not isinstance(event.record, RolloutOpened)]
+    for offset, record in enumerate([opened(), call("c-1")]):
+        stage.apply(an_event(record, "calls", offset))
 
-    steps = [stage.apply(event) for event in half]
-    item = stage.own_output(full.logs["rollouts"][0])
-    released = stage.item_done(item or "")
-    again = stage.apply(full.logs["calls"][0])
+    again = an_event(call("c-1"), "calls", 2)
 
-    assert "r-1/0" == item
-    assert {event.position for event in half} == set(released)
-    assert () == sum((step.rejects for step in steps), ())
-    assert ((full.logs["calls"][0].position,), ()) == (again.finished, again.rejects)
+    assert ((again.position,), (), ()) == (
+        (step := stage.apply(again)).finished, step.rejects, step.emits,
+    )  # fmt: skip
+
+
+def test_join_refuses_the_terminal_that_a_later_finish_contradicts() -> None:
+    """If two `finish` requests say different things, the one that reached `terminals` counts; the other is kept."""
+    simulation = join(
+        ("calls", opened()), ("calls", terminal(status=RolloutStatus.FAILED)), ("environment", terminal()),
+        ("terminals", terminal()),
+    )  # fmt: skip
+
+    assert [RolloutStatus.SUCCEEDED] == [rollout.status for rollout in rollouts(simulation)]
+    assert [("calls", "conflict")] == reasons(simulation)
+    assert simulation.held() == {}
+
+
+def test_join_keeps_a_call_whose_base_is_missing() -> None:
+    """A prompt written against a call that is not there is build's to mask; the call itself stays accounted for."""
+    orphan = call("c-2", prompt=PromptDelta(call("c-1").output_ids, 5, "d", base_call_id="c-1", base_len=3))
+
+    (rollout,) = rollouts(join(("calls", opened()), ("calls", orphan), *barrier()))
+
+    assert ["c-2"] == [one.call_id for one in rollout.calls]
+    assert [("c-2", "base_missing")] == [(m.call_id, m.reason) for m in lay_out(rollout, "merge", {})[1]]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_join_makes_one_rollout_of_the_calls_that_two_gateways_wrote(seed: int) -> None:
+    """Whatever each replica wrote first, the rollout is the same, and prompts find bases that the other one wrote."""
+    calls = conversation(6)
+    ours, theirs = ([x for c in calls[at::2] for x in (started(c), c)] for at in (0, 1))
+    rng = random.Random(seed)
+    mixed = [rng.choice([q for q in (ours, theirs) if q]).pop(0) for _ in range(len(ours) + len(theirs))]
+
+    (rollout,) = rollouts(join(("calls", opened()), *[("calls", record) for record in mixed], *barrier(), seed=seed))
+
+    assert tuple(calls) == rollout.calls
+    assert {one.call_id for one in calls} == set(decode_prompts(rollout.calls)[0])
+
+
+def test_join_tells_attempts_apart_when_a_rollout_id_looks_like_one() -> None:
+    """Ids are the client's: one with a slash and a number in it is another rollout, and replaces no attempt of it."""
+    simulation = join(
+        ("calls", opened("r")), ("calls", opened("r/0")), ("calls", opened("r/0", attempt=1)),
+        *[(noun, terminal(name)) for name in ("r", "r/0") for noun in ("calls", "environment", "terminals")],
+        *[(noun, terminal("r/0", attempt=1)) for noun in ("calls", "environment", "terminals")],
+    )  # fmt: skip
+
+    assert {
+        ("r", 0): RolloutStatus.SUCCEEDED,
+        ("r/0", 0): RolloutStatus.ABORTED,
+        ("r/0", 1): RolloutStatus.SUCCEEDED,
+    } == {(r.rollout_id, r.attempt): r.status for r in rollouts(simulation)}
+
+
+def test_join_closes_expired_rollouts_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When everything expires at once, a tick closes only so many bytes; the rest follows with the next ticks."""
+    monkeypatch.setattr(join_module, "CLOSED_AT_ONCE_BYTES", 1)
+    simulation = join(*[("calls", opened(f"r-{n}")) for n in range(3)])
+
+    written = []
+    for _ in range(4):
+        simulation.tick(DEADLINE_MS)
+        written.append(len(rollouts(simulation)))
+
+    assert [1, 2, 3, 3] == written

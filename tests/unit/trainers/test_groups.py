@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from rollstream.errors import TrainerError
 from rollstream.schemas.records import GroupBuilt, Sample
-from rollstream.trainers.groups import ABANDONED_AFTER_GROUPS, REMEMBERED_GROUPS, GroupAssembler
+from rollstream.trainers.groups import ABANDONED_AFTER_GROUPS, REMEMBERED_GROUPS, GroupAssembler, refusal
 from tests.unit.trainers.samples import make_built, make_group, make_sample
 
 Records = list[Sample | GroupBuilt]
@@ -191,3 +192,74 @@ def test_each_group_comes_once_whatever_the_interleaving_and_restarts(
         start = assembler.seek(json.loads(checkpoint))
 
     assert sorted(f"g{i}" for i in range(5)) == sorted(trained)
+
+
+def test_group_with_an_unreadable_record_is_complete_without_samples() -> None:
+    """It is skipped with a reason, once, wherever reading began; other groups are whole."""
+    broken, whole = make_group("g", 3), make_group("h")
+    assembler = GroupAssembler(0)
+    assembler.seek({"offset": 0, "done": []})
+    assembler.add(0, broken[0])
+    assembler.add_unreadable(1, "g")
+    found = [assembler.add(offset, record) for offset, record in enumerate([*broken[2:], *whole], 2)]
+
+    complete = [one for one in found if one is not None]
+
+    assert [("g", True, 0), ("h", False, 2)] == [
+        (one.built.group_id, one.is_unreadable, len(one.samples)) for one in complete
+    ]
+    assert ["unreadable", None] == [refusal(one, policy="default", version=5) for one in complete]
+
+
+def test_unreadable_record_is_not_passed_before_its_group_is() -> None:
+    """A trainer that stops between the two finds the reason again, not a group that was cut."""
+    records = make_group("g", 2)
+    before = GroupAssembler(0)
+    before.seek({"offset": 0, "done": []})
+    before.add_unreadable(0, "g")
+    after = GroupAssembler(0)
+
+    start = after.seek(json.loads(json.dumps(before.position())))
+
+    assert 0 == start
+    after.add_unreadable(0, "g")
+    after.add(1, records[1])
+    complete = after.add(2, records[2])
+    assert complete is not None
+    assert complete.is_unreadable
+    after.take(complete.item)
+    assert 3 == after.position()["offset"]
+
+
+def test_group_that_is_whole_in_spite_of_an_unreadable_record_is_handed_out() -> None:
+    """A builder that restarted wrote the unreadable sample again."""
+    assembler = GroupAssembler(0)
+    assembler.add_unreadable(0, "g")
+
+    assert ["g"] == _read(assembler, [*make_group("x"), *make_group("g")], 3)
+
+
+def test_unreadable_record_does_not_hold_the_position_for_ever() -> None:
+    """It may have been the record that ends its group."""
+    assembler = GroupAssembler(0)
+    assembler.add_unreadable(0, "g")
+    last = ABANDONED_AFTER_GROUPS + 1
+
+    for number in range(1, last + 1):
+        complete = assembler.add(number, make_built(f"g-{number}", ()))
+        assert complete is not None
+        assembler.take(complete.item)
+
+    assert last + 1 == assembler.position()["offset"]
+
+
+def test_later_revisions_are_for_who_asks_for_them() -> None:
+    """Their first members were handed out with the first revision."""
+    records = [replace(record, group_revision=1) for record in make_group("g")]
+    assembler = GroupAssembler(0)
+
+    complete = [assembler.add(offset, record) for offset, record in enumerate(records)][-1]
+
+    assert complete is not None
+    assert "revision" == refusal(complete, policy="default", version=5)
+    assert refusal(complete, policy="default", version=5, revisions=True) is None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rollstream.processors.base import Stage
+from rollstream.processors.shell.admission import Admission
 from rollstream.processors.shell.guard import DeadLetterGuard
 from rollstream.processors.shell.messages import Outgoing
 from rollstream.processors.shell.partition import Partition
@@ -34,8 +35,10 @@ class Log:
 
     make_stages: Callable[[], list[Stage]]
     limit: float = 1.0
+    admission: Admission | None = None
     topics: dict[str, list[Message]] = field(default_factory=lambda: defaultdict(list))
     committed: dict[str, int] = field(default_factory=dict)
+    finished: dict[str, int] = field(default_factory=dict)
     position: dict[str, int] = field(default_factory=dict)
     unacked: list[Outgoing] = field(default_factory=list)
     now_ms: int = 10_000
@@ -52,10 +55,12 @@ class Log:
     def start(self) -> Partition:
         """A worker starts: fresh stages, reading from the committed offsets."""
         self.stages = self.make_stages()
-        self.partition = Partition(0, self.stages, CODEC, prefix="t", guard=DeadLetterGuard(self.limit))
+        guard = DeadLetterGuard(self.limit)
+        self.partition = Partition(0, self.stages, CODEC, prefix="t", guard=guard, admission=self.admission)
         self.unacked.clear()
         self.position = {noun: self.committed.get(noun, 0) for noun in self.partition.nouns}
-        self.partition.begin(self.position, {noun: len(self.topics[noun]) for noun in self.partition.own_outputs})
+        ends = {noun: len(self.topics[noun]) for noun in self.partition.own_outputs}
+        self.partition.begin(self.position, ends, self.finished)
         return self.partition
 
     def read(self, noun: str, upto: int | None = None) -> None:
@@ -79,19 +84,25 @@ class Log:
         sent = len(self.partition.outbox)
         while self.partition.outbox:
             outgoing = self.partition.outbox.popleft()
-            noun = outgoing.message.topic.split(".")[1]
-            offset = len(self.topics[noun])
-            m = outgoing.message
-            self._append(noun, m.timestamp_ms, m.key, m.value, m.headers)
+            offset = self.take(outgoing)
             if ack:
                 outgoing.on_ack(outgoing, offset)
             else:
                 self.unacked.append(outgoing)
         return sent
 
+    def take(self, outgoing: Outgoing) -> int:
+        """The broker appends a message. Returns: its offset."""
+        m = outgoing.message
+        noun = m.topic.split(".")[1]
+        self._append(noun, m.timestamp_ms, m.key, m.value, m.headers)
+        return len(self.topics[noun]) - 1
+
     def commit(self) -> None:
         """The worker commits."""
-        self.committed.update(self.partition.watermarks())
+        marks = self.partition.marks()
+        self.committed.update({noun: mark.offset for noun, mark in marks.items()})
+        self.finished.update({noun: mark.finished for noun, mark in marks.items()})
 
     def values(self, noun: str) -> list[bytes | None]:
         """All values of a topic."""

@@ -55,17 +55,27 @@ class Join:
 
     name = "join"
     inputs = SOURCES
+    bug: str | None = '"bug"'
     output = "rollouts"
     reads_own_output = True
+    remembers_ms = 0
 
     def __init__(self) -> None:
         self.open: dict[str, _Open] = {}
         self.done: set[str] = set()
         self.ticks: list[int] = []
+        self.forgotten: list[str] = []
 
     def apply(self, event: Event) -> Step:
         record = event.record
         item = f"{record.rollout_id}/{record.attempt}"
+        if isinstance(record, EnvironmentEvent):
+            if record.content == '"poison"':
+                raise StageError("cannot join: poison", reason="poison")
+            if record.content == self.bug:
+                raise ZeroDivisionError("a bug in the stage")
+            if record.content == '"refused"':
+                return Step(rejects=(Reject(event, "join", "refused", "not wanted"),))
         if item in self.done:
             return Step(finished=(event.position,))
         state = self.open.setdefault(item, _Open(None, [], set(), []))
@@ -73,12 +83,6 @@ class Join:
         if isinstance(record, RolloutOpened):
             state.opening = record
         elif isinstance(record, EnvironmentEvent):
-            if record.content == '"poison"':
-                raise StageError("cannot join: poison", reason="poison")
-            if record.content == '"bug"':
-                raise ZeroDivisionError("a bug in the stage")
-            if record.content == '"refused"':
-                return Step(rejects=(Reject(event, "join", "refused", "not wanted"),))
             state.events.append(record)
         elif isinstance(record, Terminal):
             state.barriers.add(event.position.noun)
@@ -107,29 +111,39 @@ class Join:
         state = self.open.pop(item, None)
         return () if state is None else tuple(state.held)
 
+    def forget(self, item: str) -> None:
+        self.forgotten.append(item)
+
     def work_done(self, key: str, result: object) -> Step:
         raise NotImplementedError
 
 
 class Gather:
-    """Emits a group once all its rollouts are in; `work` makes a slow work for each rollout first."""
+    """Emits a group once all its rollouts are in; `work` makes a slow work for each rollout first.
+
+    A member of a closed group is rejected as late for as long as the group is remembered.
+    """
 
     name = "group"
     inputs = ("rollouts",)
     output = "groups"
     reads_own_output = True
 
-    def __init__(self, work: Callable[[Rollout], Work] | None = None) -> None:
+    def __init__(self, work: Callable[[Rollout], Work] | None = None, *, remembers_ms: int = 0) -> None:
+        self.remembers_ms = remembers_ms
         self.open: dict[str, dict[str, tuple[Position, Rollout]]] = {}
         self.done: set[str] = set()
         self.ticks: list[int] = []
         self.work = work
         self.results: dict[str, object] = {}
-        self.last: dict[str, Event] = {}
+        self.members: dict[str, set[str]] = {}
+        self.forgotten: list[str] = []
 
     def apply(self, event: Event) -> Step:
         record = event.record
         item = f"{record.group_id}/0"
+        if item in self.done and self.remembers_ms and record.rollout_id not in self.members[item]:
+            return Step(rejects=(Reject(event, "group", "late_for_group", "the group is closed"),))
         members = self.open.setdefault(item, {})
         if item in self.done or record.rollout_id in members:
             return Step(finished=(event.position,))
@@ -156,11 +170,20 @@ class Gather:
         return NOTHING
 
     def own_output(self, event: Event) -> str | None:
-        return f"{event.record.group_id}/{event.record.revision}"
+        item = f"{event.record.group_id}/{event.record.revision}"
+        self.members[item] = {member.rollout_id for member in event.record.members}
+        return item
 
     def item_done(self, item: str) -> tuple[Position, ...]:
         self.done.add(item)
-        return tuple(position for position, _ in self.open.pop(item, {}).values())
+        members = self.open.pop(item, {})
+        self.members.setdefault(item, set(members))
+        return tuple(position for position, _ in members.values())
+
+    def forget(self, item: str) -> None:
+        self.forgotten.append(item)
+        self.done.discard(item)
+        self.members.pop(item, None)
 
     def work_done(self, key: str, result: object) -> Step:
         self.results[key] = result
@@ -171,6 +194,7 @@ class Relabel:
     """Stateless, one output for one input, as reward and credit are: passes a group on, one stage further."""
 
     reads_own_output = False
+    remembers_ms = 0
 
     def __init__(self, name: str, reads: str, writes: str) -> None:
         self.name = name
@@ -191,6 +215,9 @@ class Relabel:
 
     def item_done(self, item: str) -> tuple[Position, ...]:
         return ()
+
+    def forget(self, item: str) -> None:
+        raise NotImplementedError
 
     def work_done(self, key: str, result: object) -> Step:
         raise NotImplementedError

@@ -31,7 +31,21 @@ def test_guard_goes_on_below_the_limit_and_before_a_ratio_means_anything() -> No
     fed(DeadLetterGuard(0.2), 99, 1, "unknown_schema")
 
 
-@pytest.mark.parametrize("reason", ["late", "late_for_group", "superseded", "too_large"])
+@pytest.mark.parametrize(
+    "reason", ["late", "late_for_group", "superseded", "no_opening", "already_done", "not_counted"]
+)
 def test_guard_does_not_count_what_a_harness_brings_about(reason: str) -> None:
     """Records that come too late are understood: any number of them leaves the worker running."""
     fed(DeadLetterGuard(0.2), 2_000, 1, reason)
+
+
+def test_guard_has_judged_once_enough_records_were_seen_and_few_of_them_were_buried() -> None:
+    """Until then nobody knows whether what was buried is the fault of the data or of the deploy."""
+    early, good = (
+        fed(DeadLetterGuard(0.2), 99, 10, "unknown_schema"),
+        fed(DeadLetterGuard(0.2), 100, 10, "unknown_schema"),
+    )
+    bad = fed(DeadLetterGuard(0.2), 99, 1, "unknown_schema")
+    bad.record()
+
+    assert (False, True, False) == (early.has_judged, good.has_judged, bad.has_judged)

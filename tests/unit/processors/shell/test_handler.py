@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from rollstream.errors import BrokerError, SettingsError
 from rollstream.processors.base import Stage, Work
+from rollstream.processors.shell.admission import partition_of
 from rollstream.processors.shell.handler import Shell
 from rollstream.processors.shell.metrics import ShellCollector
 from rollstream.processors.shell.security import broker_credentials
@@ -61,10 +63,15 @@ def _feed(shell: Shell, noun: str, records: list[Record], *, partition: int = 0)
     )
 
 
+def _group_in(partition: int) -> str:
+    return next(name for name in map("g{}".format, range(100)) if partition_of(name.encode(), 6) == partition)
+
+
 def _feed_rollout(shell: Shell, partition: int = 0) -> None:
-    _feed(shell, "calls", [opened("r1"), ended("r1")], partition=partition)
+    group = _group_in(partition)
+    _feed(shell, "calls", [opened("r1", group=group), ended("r1", group=group)], partition=partition)
     for noun in ("environment", "terminals"):
-        _feed(shell, noun, [ended("r1")], partition=partition)
+        _feed(shell, noun, [ended("r1", group=group)], partition=partition)
 
 
 async def test_topics_read_are_inputs_and_outputs() -> None:
@@ -108,9 +115,9 @@ async def test_output_goes_to_the_partition_of_its_inputs() -> None:
     sender.cancel()
 
     [(topic, key, _value, partition, time_ms, headers)] = producer.sent
-    assert ("rollstream.rollouts.v1", b"g", 4, 2_000) == (topic, key, partition, time_ms)
+    assert ("rollstream.rollouts.v1", _group_in(4).encode(), 4, 2_000) == (topic, key, partition, time_ms)
     assert dict(headers)["rs_used"] == b'{"calls":1,"environment":0,"terminals":0}'
-    assert {tp.topic.split(".")[1]: offset for tp, offset in shell.offsets().items() if tp.partition == 4} == {
+    assert {tp.topic.split(".")[1]: mark.offset for tp, mark in shell.offsets().items() if tp.partition == 4} == {
         "calls": 2, "environment": 1, "terminals": 1, "rollouts": 0,
     }  # fmt: skip
 
@@ -162,7 +169,7 @@ async def test_message_the_broker_refuses_ends_the_process() -> None:
     sender.cancel()
 
     assert ["no_ack"] == [failure.reason for failure in failures]
-    assert shell.offsets()[TP("rollstream.calls.v1", 0)] == 0
+    assert shell.offsets()[TP("rollstream.calls.v1", 0)].offset == 0
 
 
 async def test_revocation_forgets_partitions_messages_and_work() -> None:
@@ -213,7 +220,7 @@ async def test_metrics_tell_what_is_held_and_how_far_behind() -> None:
     """The numbers an operator needs: held events, their age, lag, dead letters by reason."""
     shell = _shell()
     _assign(shell, 0)
-    _feed(shell, "calls", [opened("r1", at_ms=1_000)])
+    _feed(shell, "calls", [opened("r1", group=_group_in(0), at_ms=1_000)])
     shell.feed(TP("rollstream.environment.v1", 0), [Message(0, 1, b"g", b"junk")])
     shell._ticked_at = float("-inf")
     shell.passed({TP("rollstream.calls.v1", 0): End(1, None, lag=7)})
@@ -265,3 +272,39 @@ def test_security_that_faust_does_not_speak_is_refused(properties: dict[str, str
     """At start, naming the property; not as a worker that never connects."""
     with pytest.raises(SettingsError, match=r"kafka\.properties"):
         broker_credentials(properties)
+
+
+async def test_own_outputs_are_read_first() -> None:
+    """What a worker re-reads at a start is not held, nor built again, where its outputs show it to be done."""
+    shell = _shell()
+    tps = _tps(0, 1)
+    shell.assigned(tps, {tp.topic: 6 for tp in tps})
+    own = {tp for tp in tps if "rollouts" in tp.topic}
+    before = shell.wanted(tps)
+    shell.begin(dict.fromkeys(tps, 0), {TP("rollstream.rollouts.v1", 0): 0, TP("rollstream.rollouts.v1", 1): 7})
+
+    shell.passed({tp: End(0, 1) for tp in own})
+
+    assert own == before
+    assert _tps(0) | {TP("rollstream.rollouts.v1", 1)} == shell.wanted(tps)
+
+
+async def test_large_messages_fill_the_outbox_early() -> None:
+    """What is ahead of the broker is bounded in bytes as well: two thousand rollouts may be gigabytes."""
+    shell, producer = _shell(), _Producer()
+    _assign(shell, 0)
+    _feed_rollout(shell)
+    [outgoing] = list(shell.outbox._waiting)
+    large = replace(outgoing, message=replace(outgoing.message, value=bytes(8_000_000)))
+    shell.outbox.add([large] * 6)
+    sender = asyncio.ensure_future(shell.outbox.send_all(producer))  # type: ignore[arg-type]
+    while len(producer.acks) < 5:
+        await asyncio.sleep(0)
+    before = shell.has_room, len(producer.sent)
+
+    for ack in producer.acks[1:5]:
+        ack.set_result(SimpleNamespace(offset=0))
+    await asyncio.wait_for(shell.room(), 5)
+    sender.cancel()
+
+    assert (False, 5) == before

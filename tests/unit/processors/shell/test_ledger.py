@@ -77,3 +77,28 @@ def test_ledger_tells_the_oldest_held_event() -> None:
     ledger.release(0, 1)
 
     assert ledger.oldest_ms == 200
+
+
+def test_ledger_takes_further_holders_of_what_is_held() -> None:
+    """A dead letter on its way holds its event beside the stages; what is finished stays finished."""
+    ledger = Ledger()
+    ledger.see(0, 1)
+    ledger.hold(0, 2)
+    ledger.release(0, 1)
+    before = ledger.watermark
+
+    ledger.release(0, 2)
+    ledger.hold(0, 2)
+
+    assert (0, 1) == (before, ledger.watermark)
+
+
+def test_ledger_tells_the_newest_event_seen() -> None:
+    """Held or not, in log order or not."""
+    ledger = Ledger()
+    before = ledger.newest_ms
+
+    for offset, time_ms in ((0, 5), (1, 9), (2, 7)):
+        ledger.see(offset, 0, time_ms)
+
+    assert (None, 9) == (before, ledger.newest_ms)

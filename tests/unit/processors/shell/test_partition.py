@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from rollstream.errors import StageError
+from rollstream.errors import SchemaError, StageError
 from rollstream.processors.base import Work
+from rollstream.processors.shell.admission import Admission, kinds_by_topic
 from rollstream.processors.shell.messages import read_used
 from rollstream.schemas.records import DeadLetter
 from tests.unit.processors.shell.log import CODEC, Log
@@ -448,3 +449,100 @@ def test_stage_that_reads_its_own_output_as_input_is_refused() -> None:
     """It could not tell its own outputs from its inputs."""
     with pytest.raises(ValueError, match="reads"):
         Log(lambda: [Relabel("score", "groups", "groups")]).start()
+
+
+def test_first_dead_letters_stay_uncommitted_until_the_deploy_is_judged() -> None:
+    """A bad deploy that is started again and again buries the same events, and never moves on through the topic."""
+    log = Log(lambda: [Join()], limit=0.2)
+    for number in range(300):
+        log.write("environment", observed("r1", "poison" if number % 4 == 0 else "a"))
+
+    for _ in range(3):
+        log.start()
+        log.read("environment", upto=99)
+        log.send()
+        with pytest.raises(StageError):
+            log.read("environment")
+        log.send()
+        log.commit()
+
+    assert log.committed["environment"] == 0
+
+
+def test_dead_letters_are_committed_once_enough_records_were_good() -> None:
+    """The hundredth record tells that this is the data's fault."""
+    log = Log(lambda: [Join()], limit=0.2)
+    for number in range(100):
+        log.write("environment", observed("r1", "poison" if number == 0 else "a"))
+    log.start()
+    marks = []
+
+    for upto in (99, 100):
+        log.read("environment", upto)
+        log.send()
+        marks.append(log.partition.watermarks()["environment"])
+
+    assert [0, 1] == marks
+
+
+def test_dead_letters_are_committed_at_the_end_of_the_log() -> None:
+    """With little traffic nothing waits for a hundred records: there is nothing that could be drained."""
+    log = Log(lambda: [Join()], limit=0.2)
+    log.write("environment", observed("r1", "poison"))
+    log.start()
+    log.read_all()
+    before = log.partition.watermarks()["environment"]
+
+    log.partition.tick()
+
+    assert (0, 1) == (before, log.partition.watermarks()["environment"])
+
+
+def test_event_whose_bytes_are_gone_still_becomes_a_dead_letter() -> None:
+    """A stage rejects an event long after it was read; that it cannot be decoded any more does not stop the worker."""
+    log = Log(lambda: [Join()])
+    log.write("environment", observed("r1", "refused"))
+    partition = log.start()
+    log.read("environment")  # the gate is closed, so the reject is kept
+
+    def _gone(_value: bytes) -> None:
+        raise SchemaError("gone", reason="claim_missing")
+
+    [reject] = partition._hosted[0].kept_rejects.values()
+    reject.event._decode = _gone  # type: ignore[assignment]
+    log.read_all()
+
+    [letter] = _dead_letters(log)
+    assert ("refused", None) == (letter.reason, letter.rollout_id)
+
+
+def test_own_records_that_are_large_are_decoded_again() -> None:
+    """What is kept between acknowledgement and read-back is bounded in bytes."""
+    log = Log(lambda: [Join(), Gather()])
+    log.write("calls", opened("r1"))
+    log.write("environment", observed("r1", "x" * 9_000_000))
+    for noun in SOURCES:
+        log.write(noun, ended("r1"))
+    log.start()
+    for noun in ("rollouts", *SOURCES):
+        log.read(noun)
+    sent = log.partition.outbox[0].record
+
+    log.read_all()
+
+    found = log.stages[1].open["g/0"]["r1"][1]  # type: ignore[attr-defined]
+    assert sent == found
+    assert sent is not found
+
+
+def test_record_of_another_topic_becomes_a_dead_letter_and_is_passed() -> None:
+    """No stage sees it, and everybody who would have read it lets go of it."""
+    log = Log(lambda: [Join(), Gather()], admission=Admission(kinds=kinds_by_topic()))
+    log.write("rollouts", opened("r1"))
+    log.start()
+
+    log.read_all()
+    log.commit()
+
+    assert [("decode", "foreign_record")] == [(letter.boundary, letter.reason) for letter in _dead_letters(log)]
+    assert 1 == log.committed["rollouts"]

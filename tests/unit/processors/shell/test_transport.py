@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from importlib.metadata import version
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,15 +13,28 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.consumer.fetcher import Fetcher as AiokafkaFetcher
 from aiokafka.consumer.group_coordinator import BaseCoordinator, GroupCoordinator
-from aiokafka.consumer.subscription_state import Assignment, SubscriptionState, TopicPartitionState
+from aiokafka.consumer.subscription_state import Assignment, Subscription, SubscriptionState, TopicPartitionState
 from faust.app import App
 from faust.tables.recovery import Recovery
 from faust.transport.consumer import Consumer as FaustConsumer
-from faust.transport.consumer import Fetcher
+from faust.transport.consumer import Fetcher, ThreadDelegateConsumer
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP
 
-from rollstream.processors.shell.transport import Consumer, ConsumerThread, End, Fetched, Producer, Transport
+from rollstream.processors.shell.partition import Mark
+from rollstream.processors.shell.transport import (
+    Consumer,
+    ConsumerThread,
+    End,
+    Fetched,
+    Producer,
+    Transport,
+    finished_text,
+    read_finished,
+)
+
+SHELL = Path(inspect.getfile(Consumer)).parent
+FOREIGN = (App, driver.Consumer, driver.AIOKafkaConsumerThread, driver.Producer, driver.Transport)
 
 
 @pytest.mark.parametrize(("package", "pinned"), [("faust-streaming", "0.15.3"), ("aiokafka", "0.14.0")])
@@ -28,31 +43,108 @@ def test_pins_are_those_that_were_read(package: str, pinned: str) -> None:
     assert pinned == version(package)
 
 
-@pytest.mark.parametrize(
-    ("function", "parameters"),
-    [
-        (FaustConsumer._drain_messages, ["self", "fetcher"]),
-        (FaustConsumer.force_commit, ["self", "topics", "start_new_transaction"]),
-        (FaustConsumer.verify_all_partitions_active, ["self"]),
-        (FaustConsumer._get_active_partitions, ["self"]),
-        (driver.Consumer._new_consumer_thread, ["self"]),
-        (driver.AIOKafkaConsumerThread.__post_init__, ["self"]),
-        (driver.AIOKafkaConsumerThread._create_worker_consumer, ["self", "transport"]),
-        (driver.AIOKafkaConsumerThread._fetch_records, ["self", "consumer", "active_partitions", "timeout", "max_records"]),
-        (driver.AIOKafkaConsumerThread._commit, ["self", "offsets"]),
-        (driver.AIOKafkaConsumerThread._ensure_consumer, ["self"]),
-        (driver.Producer._settings_extra, ["self"]),
-        (driver.Producer._ensure_producer, ["self"]),
-        (Recovery._resume_streams, ["self", "generation_id"]),
-        (App._on_partitions_revoked, ["self", "revoked"]),
-        (App._on_partitions_assigned, ["self", "assigned", "generation_id"]),
-        (App._crash, ["self", "reason"]),
-        (AiokafkaFetcher.fetched_records, ["self", "partitions", "timeout", "max_records"]),
-    ],
-)  # fmt: skip
+FUNCTIONS: list[tuple[Any, list[str]]] = [
+    (FaustConsumer._drain_messages, ["self", "fetcher"]),
+    (FaustConsumer.force_commit, ["self", "topics", "start_new_transaction"]),
+    (FaustConsumer.verify_all_partitions_active, ["self"]),
+    (FaustConsumer._get_active_partitions, ["self"]),
+    (driver.Consumer._new_consumer_thread, ["self"]),
+    (driver.AIOKafkaConsumerThread.__post_init__, ["self"]),
+    (driver.AIOKafkaConsumerThread._create_worker_consumer, ["self", "transport"]),
+    (driver.AIOKafkaConsumerThread._fetch_records, ["self", "consumer", "active_partitions", "timeout", "max_records"]),
+    (driver.AIOKafkaConsumerThread._ensure_consumer, ["self"]),
+    (driver.Producer._settings_extra, ["self"]),
+    (driver.Producer._ensure_producer, ["self"]),
+    (Recovery._resume_streams, ["self", "generation_id"]),
+    (App._on_partitions_revoked, ["self", "revoked"]),
+    (App._on_partitions_assigned, ["self", "assigned", "generation_id"]),
+    (App._crash, ["self", "reason"]),
+    (driver.AIOKafkaConsumerThread.on_start, ["self"]),
+    (GroupCoordinator._send_req, ["self", "request"]),
+    (GroupCoordinator.fetch_committed_offsets, ["self", "partitions"]),
+    (AiokafkaFetcher.fetched_records, ["self", "partitions", "timeout", "max_records"]),
+]  # fmt: skip
+"""What is overridden, called, or relied on in Faust and aiokafka, with its parameters."""
+
+ATTRIBUTES: list[tuple[type, list[str]]] = [
+    (AIOKafkaConsumer, ["_fetch_max_wait_ms", "_fetch_max_bytes", "_max_poll_records", "_coordinator", "_fetcher"]),
+    (AiokafkaFetcher, ["_subscriptions"]),
+    (GroupCoordinator, ["generation"]),
+    (TopicPartitionState, ["highwater", "timestamp"]),
+]
+"""Attributes that constructors of aiokafka set."""
+
+PROPERTIES: list[tuple[type, list[str]]] = [
+    (Assignment, ["active", "tps", "state_value"]),
+    (TopicPartitionState, ["position", "has_valid_position"]),
+    (SubscriptionState, ["subscription"]),
+    (Subscription, ["assignment"]),
+]
+"""Properties and methods of aiokafka's internal objects."""
+
+INSTANCE: list[tuple[type, list[str]]] = [
+    (FaustConsumer, ["_active_partitions"]),
+    (ThreadDelegateConsumer, ["_thread"]),
+]
+"""Attributes that Faust's consumer sets or declares, and that the shell uses through its own subclasses."""
+
+
+@pytest.mark.parametrize(("function", "parameters"), FUNCTIONS)
 def test_replaced_and_called_functions_keep_their_parameters(function: Any, parameters: list[str]) -> None:
     """What is overridden or called exists, with these parameters."""
     assert parameters == list(inspect.signature(function).parameters)
+
+
+def test_every_private_part_that_the_shell_uses_is_listed_here() -> None:
+    """A private attribute of a foreign object that no test knows would move without anybody hearing of it."""
+    used = _private_parts()
+
+    listed = {function.__name__ for function, _ in FUNCTIONS}
+    listed.update(name for _, names in (*ATTRIBUTES, *PROPERTIES, *INSTANCE) for name in names)
+    assert set() == used - listed
+    assert {"_fetch_max_wait_ms", "_ensure_consumer", "_drain_messages", "_crash", "highwater"} <= used
+
+
+def _private_parts() -> set[str]:
+    """Names of foreign private parts in the shell's files: underscored attributes, overrides, and what `_ends` looks at."""
+    trees = [ast.parse(file.read_text("utf-8")) for file in SHELL.glob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    functions = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    slots = {
+        constant.value
+        for node in nodes
+        if isinstance(node, ast.Assign) and any(getattr(t, "id", "") == "__slots__" for t in node.targets)
+        for constant in ast.walk(node.value)
+        if isinstance(constant, ast.Constant)
+    }
+    assigned = {
+        node.attr
+        for node in attributes
+        if isinstance(node.ctx, ast.Store) and getattr(node.value, "id", "") == "self"
+    }
+    own = {name for name in functions if not any(hasattr(base, name) for base in FOREIGN)} | assigned | slots
+    private = {node.attr for node in attributes if node.attr.startswith("_") and not node.attr.startswith("__")}
+    derived = [
+        node
+        for node in nodes
+        if isinstance(node, ast.ClassDef)
+        and any(ast.unparse(base).startswith(("driver.", "faust.")) for base in node.bases)
+    ]
+    overridden = {
+        member.name
+        for node in derived
+        for member in node.body
+        if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef)
+        and any(hasattr(base, member.name) for base in FOREIGN)
+    }
+    internal = {
+        node.attr
+        for node in ast.walk(functions["_ends"])
+        if isinstance(node, ast.Attribute)
+        and getattr(node.value, "id", "") in ("subscription", "assignment", "state")
+    }
+    return (private - own) | overridden | internal
 
 
 def test_faust_still_drains_and_commits_through_what_is_replaced() -> None:
@@ -62,6 +154,12 @@ def test_faust_still_drains_and_commits_through_what_is_replaced() -> None:
     assert "stream_wait_empty" in inspect.getsource(FaustConsumer.on_stop)
     assert "self.commit()" in inspect.getsource(FaustConsumer._commit_handler.fun)
     assert "verify_all_partitions_active()" in inspect.getsource(FaustConsumer._commit_livelock_detector.fun)
+
+
+def test_aiokafka_sends_what_members_send_through_what_is_watched() -> None:
+    """Heartbeats and commits name no instance, so their answers are all that tells a replaced worker."""
+    for function in (GroupCoordinator._do_heartbeat, GroupCoordinator._do_commit_offsets):
+        assert "self._send_req(request)" in inspect.getsource(function)
 
 
 def test_faust_seeks_before_it_lets_records_flow() -> None:
@@ -81,15 +179,7 @@ def test_generation_is_known_before_the_app_hears_of_an_assignment() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("owner", "names"),
-    [
-        (AIOKafkaConsumer, ["_fetch_max_wait_ms", "_max_poll_records", "_coordinator", "_fetcher"]),
-        (AiokafkaFetcher, ["_subscriptions"]),
-        (GroupCoordinator, ["generation"]),
-        (TopicPartitionState, ["highwater", "timestamp"]),
-    ],
-)
+@pytest.mark.parametrize(("owner", "names"), ATTRIBUTES)
 def test_private_attributes_are_still_set(owner: type, names: list[str]) -> None:
     """Attributes read from aiokafka's objects are assigned in their constructors."""
     source = inspect.getsource(owner.__init__)  # type: ignore[misc]
@@ -97,12 +187,26 @@ def test_private_attributes_are_still_set(owner: type, names: list[str]) -> None
     assert [name for name in names if f"self.{name} = " not in source] == []
 
 
-def test_private_properties_are_still_there() -> None:
+@pytest.mark.parametrize(("owner", "names"), PROPERTIES)
+def test_private_properties_are_still_there(owner: type, names: list[str]) -> None:
     """Properties and methods read from aiokafka's objects."""
-    assert all(hasattr(Assignment, name) for name in ("active", "tps", "state_value"))
-    assert all(hasattr(TopicPartitionState, name) for name in ("position", "has_valid_position"))
-    assert all(hasattr(SubscriptionState, name) for name in ("subscription",))
-    assert "_fetch_max_wait_ms" in inspect.getsource(AIOKafkaConsumer.start)
+    assert [] == [name for name in names if not hasattr(owner, name)]
+
+
+@pytest.mark.parametrize(("owner", "names"), INSTANCE)
+def test_attributes_of_fausts_consumer_are_still_declared(owner: type, names: list[str]) -> None:
+    """They are set somewhere in the class, or annotated."""
+    source = inspect.getsource(owner)
+
+    assert [] == [name for name in names if f"self.{name}" not in source and f"{name}:" not in source]
+
+
+def test_fetch_limits_reach_the_fetcher() -> None:
+    """They are set on the consumer between its construction and its start."""
+    source = inspect.getsource(AIOKafkaConsumer.start)
+
+    assert "fetch_max_wait_ms=self._fetch_max_wait_ms" in source
+    assert "fetch_max_bytes=self._fetch_max_bytes" in source
     assert issubclass(GroupCoordinator, BaseCoordinator)
     assert {"partition", "timestamp_ms", "headers"} <= set(inspect.signature(AIOKafkaProducer.send).parameters)
 
@@ -128,6 +232,19 @@ class _FakeConsumer:
         self._coordinator = SimpleNamespace(generation=3)
         self._max_poll_records = 10
         self.sought: list[tuple[Any, int]] = []
+        self.is_paused = True
+
+    def assignment(self) -> set[Any]:
+        return {("t", 0)}
+
+    def paused(self) -> set[Any]:
+        return {("t", 0)} if self.is_paused else set()
+
+    def pause(self, *tps: Any) -> None:
+        self.is_paused |= bool(tps)
+
+    def resume(self, *tps: Any) -> None:
+        self.is_paused &= not tps
 
     def seek(self, tp: Any, offset: int) -> None:
         self.sought.append((tp, offset))
@@ -169,3 +286,16 @@ async def test_end_is_proven_only_by_an_answer_after_the_first() -> None:
     assert [End(9, None), End(9, 100), End(9, 100), End(9, None, 3)] == [
         fetched.ends[TP("t", 0)] for fetched in (first, second, same_answer, behind)
     ]
+
+
+@pytest.mark.parametrize(("mark", "text"), [(Mark(5, 9), "finished=9"), (Mark(9, 9), "")])
+def test_what_is_finished_is_committed_beside_the_offset(mark: Mark, text: str) -> None:
+    """As Kafka's commit metadata, only where it says more than the offset."""
+    assert text == finished_text(mark)
+    assert (mark.finished if text else 0) == read_finished(text)
+
+
+@pytest.mark.parametrize("metadata", ["", None, "by somebody else", "finished=", "finished=-1"])
+def test_metadata_of_others_says_nothing(metadata: str | None) -> None:
+    """A tool that moves offsets writes what it likes; then every reader reads from the offset."""
+    assert 0 == read_finished(metadata)
