@@ -6,16 +6,19 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from rollstream import __version__
+from rollstream.dlq import dlq
 from rollstream.errors import RollstreamError
 
 if TYPE_CHECKING:
     from rollstream.settings import Settings
+    from rollstream.sinks.fill import Fill
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -171,7 +174,7 @@ def audit(context: click.Context, store: str | None, closed: bool, as_json: bool
 
     settings = _settings(context)
     client = connect(store or settings.sink.clickhouse, migrate=False)
-    report = run_audit(client, closed=closed, codec=open_codec(settings.kafka.registry_url))
+    report = run_audit(client, closed=closed, codec=open_codec(settings.kafka.registry_url, settings.claims))
     click.echo(json.dumps(report.as_dict(), indent=2) if as_json else str(report))
     sys.exit(0 if report.ok else 1)
 
@@ -209,6 +212,81 @@ def explain(context: click.Context, sample: str, store: str | None, as_json: boo
         connect(store or _settings(context).sink.clickhouse, migrate=False), sample_id, int(token) if token else None
     )
     click.echo(json.dumps(found.as_dict(), indent=2) if as_json else str(found))
+
+
+@cli.command()
+@click.option(
+    "--from",
+    "start",
+    required=True,
+    type=click.Choice(["calls", "rollouts", "groups"]),
+    help="What is read; everything downstream of it is made again.",
+)
+@click.option("--to-prefix", help="Write to new topics with this prefix.")
+@click.option(
+    "--to-store", help="Write to an empty ClickHouse: chdb://FOLDER or http(s)://USER:PASSWORD@HOST:PORT/DB."
+)
+@click.option(
+    "--pipeline", type=click.Path(path_type=Path), help="Pipeline file; default: processor.pipeline of the settings."
+)
+@click.pass_context
+def rebuild(
+    context: click.Context, start: str, to_prefix: str | None, to_store: str | None, pipeline: Path | None
+) -> None:
+    """Make everything downstream of a topic again from the log, beside what is there."""
+    from rollstream.processors.pipeline import load_pipeline
+    from rollstream.processors.shell.rebuild import NewTopics, Target, take_snapshot
+    from rollstream.processors.shell.rebuild import rebuild as run_rebuild
+    from rollstream.schemas.registry import open_codec
+
+    if (to_prefix is None) == (to_store is None):
+        raise click.UsageError("give one of --to-prefix and --to-store")
+    settings = _settings(context)
+    prefix = to_prefix or settings.kafka.prefix
+    loaded = load_pipeline(pipeline or settings.processor.pipeline)
+    snapshot = take_snapshot(settings.kafka, loaded, start)
+    for line in snapshot.missing():
+        click.echo(f"rollstream: {line}", err=True)
+    target: Target
+    if to_store is None:
+        target = NewTopics(settings.kafka.model_copy(update={"prefix": prefix, "partitions": snapshot.partitions}))
+    else:
+        target = _store_to_fill(settings, to_store)
+    shown = _Progress(snapshot.records)
+    codec = open_codec(settings.kafka.registry_url, settings.claims)
+    click.echo(str(run_rebuild(settings, loaded, snapshot, target, codec, prefix=prefix, progress=shown)))
+
+
+def _store_to_fill(settings: Settings, url: str) -> Fill:
+    from confluent_kafka.admin import AdminClient
+
+    from rollstream.kafka import client_properties
+    from rollstream.schemas.topics import topics as all_topics
+    from rollstream.sinks.fill import Fill
+    from rollstream.sinks.run import open_sink, topic_ids
+
+    filled = settings.model_copy(update={"sink": settings.sink.model_copy(update={"clickhouse": url})})
+    names = [topic.name(settings.kafka.prefix) for topic in all_topics().values()]
+    ids = topic_ids(AdminClient(client_properties(settings.kafka)), names)
+    return Fill(open_sink(filled, "clickhouse"), settings.sink.chunk_records, ids)
+
+
+class _Progress:
+    """A line on a terminal that is written over; elsewhere a line now and then."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._told_s = time.monotonic()
+
+    def __call__(self, read: int) -> None:
+        is_terminal, now_s = sys.stderr.isatty(), time.monotonic()
+        if now_s - self._told_s >= (0.5 if is_terminal else 30.0) or (read == self._total and is_terminal):
+            self._told_s = now_s
+            end = "\r" if is_terminal and read < self._total else "\n"
+            click.echo(f"read {read} of {self._total} records{end}", nl=False, err=True)
+
+
+cli.add_command(dlq)
 
 
 def main() -> None:
