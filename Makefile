@@ -1,12 +1,14 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test chaos lint bench clean
 
 PYTHON ?= python3
 EXTRAS := gateway,processor,sink,trainer,registry,embedded,dev
 BIN := .venv/bin
 READY := .venv/.ready
+MINUTES ?= 30
+SEED ?= 1
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 8
@@ -18,6 +20,9 @@ demo: $(READY)  ## run the flight desk: agents, gateway, Kafka, ClickHouse and a
 
 test: $(READY)  ## run every test; puts Apache Kafka, an S3 server and vLLM's CPU build into build/ first
 	$(BIN)/python -m pytest
+
+chaos: $(READY)  ## kill, freeze and cut off everything under load, then look for what is lost, doubled or wrong (MINUTES=30 SEED=1)
+	$(BIN)/python -m chaos.run --minutes $(MINUTES) --seed $(SEED)
 
 lint: $(READY)  ## check style, types, schemas and the Helm chart
 	$(BIN)/ruff check .

@@ -1,19 +1,25 @@
-"""A real Apache Kafka broker in KRaft mode, run from its Maven jars on a free port, without docker.
+"""Real Apache Kafka in KRaft mode, run from its Maven jars on free ports, without docker.
 
 The jars named in `kafka/pom.xml` are copied once into `build/kafka/` by Maven. A broker keeps its log folder: after
 `kill()` or `stop()` a `start()` serves the same topics on the same port, which is what the tests of crashes and
-restarts are about. One broker is one node that is broker and controller; its replication factors are 1.
+restarts are about. Every node is broker and controller. A `KafkaBroker` by itself keeps one copy of everything; the
+nodes of a `KafkaCluster` keep one copy each and acknowledge what two of three have.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import subprocess
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from rollstream.process import Service, ServiceError, ServiceProcess, free_port
 from tests.services import BUILD, locked
@@ -54,6 +60,16 @@ def _copy_jars() -> None:
         raise ServiceError(f"cannot fetch Kafka's jars: mvn ended with status {done.returncode}; see {log_file}")
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process runs: an address of its own, and what enters the network namespace that has it."""
+
+    host: str = "127.0.0.1"
+    """The address it listens on, as others reach it."""
+    enter: tuple[str, ...] = ()
+    """Command that runs another one there, such as `nsenter --net=FILE`; empty: here."""
+
+
 class KafkaBroker(Service):
     """One Kafka broker; a context manager that starts it and stops it.
 
@@ -61,22 +77,42 @@ class KafkaBroker(Service):
         folder: an empty or earlier used folder for its log folder, settings and log file.
         settings: more broker settings, such as `{"log.retention.ms": "1000"}`; they win over the ones here.
         heap_mb: size of the Java heap.
+        place: where it runs.
     """
 
-    def __init__(self, folder: Path, *, settings: Mapping[str, str] | None = None, heap_mb: int = 512) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        settings: Mapping[str, str] | None = None,
+        heap_mb: int = 512,
+        place: Place | None = None,
+    ) -> None:
         self.folder = folder
+        self.place = place or Place()
         self.port = free_port()
-        self._controller_port = free_port()
+        self.controller_port = free_port()
         self._settings = dict(settings or {})
+        self._quorum = ["--standalone", f"--cluster-id={_new_id()}"]
         self._java = [
-            *("java", f"-Xmx{heap_mb}m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
+            *(*self.place.enter, "java", f"-Xmx{heap_mb}m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
             f"-Dlog4j2.configurationFile={_LOG4J}",
         ]
 
     @property
     def bootstrap(self) -> str:
         """Address for clients, such as `127.0.0.1:20123`; it stays the same over restarts."""
-        return f"127.0.0.1:{self.port}"
+        return f"{self.place.host}:{self.port}"
+
+    def join(self, node_id: int, cluster_id: str, voters: str) -> None:
+        """Make it one node of a cluster, before its first start; `voters` is StorageTool's list of first controllers."""
+        addresses = ",".join(voter.partition("@")[2].rpartition(":")[0] for voter in voters.split(","))
+        self._settings = {
+            "node.id": str(node_id),
+            "controller.quorum.bootstrap.servers": addresses,
+            **self._settings,
+        }
+        self._quorum = [f"--initial-controllers={voters}", f"--cluster-id={cluster_id}"]
 
     def start(self) -> float:
         """Start the broker on its port and log folder; returns the seconds until it serves clients."""
@@ -86,21 +122,18 @@ class KafkaBroker(Service):
         waited_s = self.process.wait_until(self._has_started, _START_S, "it serves clients")
         return waited_s + self.process.wait_until(self._accepts, _START_S, f"port {self.port} accepts connections")
 
+    @property
+    def was_started(self) -> bool:
+        """Whether there is a process, running or not."""
+        return self._process is not None
+
     def _prepare(self) -> ServiceProcess:
         self.folder.mkdir(parents=True, exist_ok=True)
         properties = self.folder / "server.properties"
         properties.write_text("".join(f"{name}={value}\n" for name, value in self._all_settings().items()))
         java = [*self._java, "-cp", f"{kafka_jars()}/*"]
         if not (self.folder / "data" / "meta.properties").exists():
-            cluster = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
-            tool = [
-                "kafka.tools.StorageTool",
-                "format",
-                "--standalone",
-                f"--cluster-id={cluster}",
-                "-c",
-                str(properties),
-            ]
+            tool = ["kafka.tools.StorageTool", "format", *self._quorum, "-c", str(properties)]
             log_file = self.folder / "format.log"
             formatting = ServiceProcess("Kafka's StorageTool", [*java, *tool], log_file=log_file)
             with formatting:
@@ -112,9 +145,9 @@ class KafkaBroker(Service):
         return {
             "process.roles": "broker,controller",
             "node.id": "1",
-            "controller.quorum.bootstrap.servers": f"127.0.0.1:{self._controller_port}",
+            "controller.quorum.bootstrap.servers": f"{self.place.host}:{self.controller_port}",
             "controller.listener.names": "CONTROLLER",
-            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self._controller_port}",
+            "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://{self.place.host}:{self.controller_port}",
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "log.dirs": str(self.folder / "data"),
             "auto.create.topics.enable": "false",
@@ -138,5 +171,91 @@ class KafkaBroker(Service):
         return "Kafka Server started" in self.process.log_text()
 
     def _accepts(self) -> bool:
-        with socket.create_connection(("127.0.0.1", self.port), timeout=1):
+        with socket.create_connection((self.place.host, self.port), timeout=1):
             return True
+
+
+_CLUSTER = {
+    "default.replication.factor": "3",
+    "min.insync.replicas": "2",
+    "offsets.topic.replication.factor": "3",
+    "transaction.state.log.replication.factor": "3",
+    "transaction.state.log.min.isr": "2",
+    "share.coordinator.state.topic.replication.factor": "3",
+    "share.coordinator.state.topic.min.isr": "2",
+    # Three on one machine: few threads, and a cleaner's buffer (128 MB by default) that fits a small heap.
+    "num.network.threads": "2",
+    "num.io.threads": "3",
+    "background.threads": "2",
+    "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),
+    # A busy machine must not lose a broker that only waited for the processor; a frozen one is fenced after this.
+    "broker.session.timeout.ms": "4000",
+    "broker.heartbeat.interval.ms": "500",
+}
+
+
+class KafkaCluster:
+    """Three brokers that keep a copy of everything each; any one may be killed, frozen or cut off and come back.
+
+    Args:
+        folder: holds one folder a node.
+        places: where the three nodes run; default: all on the loopback address.
+        settings: more settings of every node; they win.
+        heap_mb: size of each Java heap.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        places: Sequence[Place] | None = None,
+        settings: Mapping[str, str] | None = None,
+        heap_mb: int = 384,
+    ) -> None:
+        self.nodes = [
+            KafkaBroker(folder / f"node-{n}", settings={**_CLUSTER, **(settings or {})}, heap_mb=heap_mb, place=place)
+            for n, place in enumerate(places or [Place()] * 3, start=1)
+        ]
+        cluster_id = _new_id()
+        voters = ",".join(
+            f"{n}@{node.place.host}:{node.controller_port}:{_new_id()}" for n, node in enumerate(self.nodes, start=1)
+        )
+        for n, node in enumerate(self.nodes, start=1):
+            node.join(n, cluster_id, voters)
+
+    @property
+    def bootstrap(self) -> str:
+        """Addresses of all nodes for clients; they stay the same over restarts."""
+        return ",".join(node.bootstrap for node in self.nodes)
+
+    def start(self) -> None:
+        """Start all nodes, and return when each serves clients: at once, for none does before a second one is there."""
+        with ThreadPoolExecutor(len(self.nodes)) as pool:
+            list(pool.map(KafkaBroker.start, self.nodes))
+
+    def kill(self) -> None:
+        """Crash all nodes. Ending them in order would take long: the last ones have nobody to hand over to."""
+        with contextlib.ExitStack() as stack:
+            for node in self.nodes:
+                if node.was_started:
+                    stack.callback(node.kill)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+
+def _new_id() -> str:
+    """An id as Kafka writes them. One that begins with a dash would be read as an option."""
+    while (found := urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()).startswith("-"):
+        continue
+    return found
