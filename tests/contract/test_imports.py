@@ -23,6 +23,7 @@ EXTRAS_OF = {
     "trainers": ("trainer",),
     "examples": ("gateway", "sink", "trainer", "embedded"),
     "benchmarks": ("gateway", "processor", "sink", "trainer", "embedded", "dev"),
+    "chaos": ("gateway", "processor", "sink", "trainer", "registry", "embedded", "dev"),
     "tests": ("gateway", "processor", "sink", "trainer", "registry", "embedded", "dev"),
 }
 """The extras that may be needed by a folder's modules, beside the base dependencies."""
@@ -65,7 +66,7 @@ def test_no_file_imports_a_top_level_folder_by_its_bare_name() -> None:
     """`import schemas` works in the checkout only."""
     broken = [
         f"{path.relative_to(ROOT)} imports {name}"
-        for folder in (*FOLDERS, "tests", "examples", "benchmarks")
+        for folder in (*FOLDERS, "benchmarks", "chaos", "examples", "tests")
         for path in python_files(folder)
         for name in imports(path)
         if name.split(".")[0] in FOLDERS and not name.startswith("rollstream")
@@ -86,7 +87,7 @@ def test_every_foreign_import_is_declared_for_its_process(folder: str) -> None:
         for path in python_files(folder)
         for name in {found.split(".")[0] for found in imports(path)}
         if name not in sys.stdlib_module_names
-        and name not in ("rollstream", "examples", "tests", "benchmarks")
+        and name not in ("rollstream", "benchmarks", "chaos", "examples", "tests")
         and not _distributions(name) & declared
     }
 
