@@ -61,7 +61,7 @@ class OneToOne(ABC):
         return NOTHING
 
     def forget(self, item: str) -> None:
-        """Nothing: what is remembered is bounded by the ledger."""
+        del item  # a copy of its input may still come; `KEPT_ITEMS` bounds what is remembered
 
 
 def _item(made: GroupRewards | GroupCredits) -> str:
