@@ -63,6 +63,8 @@ class Shell:
         """Counts since the start."""
         self.views: tuple[View, ...] = ()
         """What metrics tell of each partition; replaced whole, every second."""
+        self.epoch = 0
+        """Raised with every assignment and revocation."""
         self.on_failure: Callable[[BaseException], None] | None = None
         """Told why the process cannot go on; the app sets it."""
         self.outbox = Outbox(self.fail)
@@ -111,6 +113,7 @@ class Shell:
 
     def revoked(self) -> None:
         """Everything is gone; rebalances are eager, also for what comes back."""
+        self.epoch += 1
         for partition in self._partitions.values():
             partition.revoke()
         for task in self._works:

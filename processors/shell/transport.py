@@ -76,6 +76,10 @@ class Handler(Protocol):
     """Who gets the records. All calls come from the app's event loop."""
 
     @property
+    def epoch(self) -> int:
+        """Another number after each assignment; a static member may get two under one generation."""
+
+    @property
     def has_room(self) -> bool:
         """Whether more records may come."""
 
@@ -219,7 +223,7 @@ class Consumer(driver.Consumer):
 
     async def _drain_messages(self, fetcher: Any) -> None:
         handler: Handler = self.app.handler  # type: ignore[attr-defined]
-        self._begun = -1
+        self._begun = (-1, -1)
         try:
             while not (self.should_stop or fetcher.should_stop):
                 if not handler.has_room:
@@ -242,20 +246,22 @@ class Consumer(driver.Consumer):
             raise
 
     async def _take(self, handler: Handler, fetched: Fetched) -> None:
-        if self._begun != fetched.generation:
+        epoch = handler.epoch
+        if self._begun != (fetched.generation, epoch):
             start = await self._thread.start_of(handler.own_outputs())
-            if start.generation != fetched.generation or not self._is_current(start.generation):
+            is_same = (start.generation, handler.epoch) == (fetched.generation, epoch)
+            if not (is_same and self._is_current(start.generation)):
                 return
             # Where records have come already, reading started at the first of them.
             firsts = {tp: batch[0].offset for tp, batch in fetched.records.items()}
             handler.begin({**start.positions, **firsts}, start.ends, start.finished)
-            self._begun = start.generation
+            self._begun = (start.generation, epoch)
         for tp, batch in fetched.records.items():
-            if not self._is_current(fetched.generation):
+            if handler.epoch != epoch or not self._is_current(fetched.generation):
                 return
             handler.feed(tp, batch)
             await asyncio.sleep(0)
-        if self._is_current(fetched.generation):
+        if handler.epoch == epoch and self._is_current(fetched.generation):
             handler.passed(fetched.ends)
 
     def _is_current(self, generation: int) -> bool:
@@ -266,7 +272,7 @@ class Consumer(driver.Consumer):
         """Commit what the handler says, in one request."""
         handler: Handler = self.app.handler  # type: ignore[attr-defined]
         generation, offsets = self.app.consumer_generation_id, handler.offsets()
-        if not offsets or generation != getattr(self, "_begun", -1):
+        if not offsets or (generation, handler.epoch) != getattr(self, "_begun", None):
             return False
         if not await self._thread.commit_in(generation, offsets):
             return False

@@ -12,7 +12,7 @@ from rollstream.schemas.codec import Codec
 from rollstream.schemas.envelope import to_message
 from rollstream.schemas.records import GroupBuilt, Record, Sample
 from rollstream.settings import KafkaSettings
-from tests.end_to_end.topic_reader import read_topic, uncommitted
+from tests.end_to_end.topic_reader import is_readable, read_topic, uncommitted
 from tests.source_log import Entry
 
 SOURCES = ("calls", "environment", "terminals")
@@ -54,6 +54,11 @@ class SourceRun:
     def wait_built(self, groups: int) -> None:
         """Wait until so many groups are built."""
         wait_for(lambda: self.built() >= groups, f"{groups} groups are built")
+
+    def wait_readable(self) -> None:
+        """Wait until each topic has a leader again, which a broker takes a moment for after a freeze or a start."""
+        nouns = (*SOURCES, "samples", "dead-letters")
+        wait_for(lambda: all(is_readable(self.kafka, noun) for noun in nouns), "every topic has a leader")
 
     def wait_committed(self) -> None:
         """Wait until the source topics are committed to their ends."""

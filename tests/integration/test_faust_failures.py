@@ -106,11 +106,11 @@ def test_decode_error_acknowledges_nothing_before_its_dead_letter_is_written(
     worker: Make,  # noqa: F811
 ) -> None:
     """Where the broker refuses the dead letter, the worker stops in front of the bytes; later they are in there once."""
+    _limit_dead_letters(shell_topics, "10")
     writer = Writer(shell_topics)
     writer.write_bytes("calls", b"\xc3\x01nonsense", 1)
     writer.flush()
     write(shell_topics, rollouts(0, 200))
-    _limit_dead_letters(shell_topics, "10")
     process = worker(shell_topics.prefix, "w")
     process.start()
 
@@ -133,6 +133,9 @@ def _limit_dead_letters(kafka: KafkaSettings, limit_bytes: str) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     for future in admin.incremental_alter_configs([changed]).values():
         future.result(30)
+    asked = ConfigResource(ConfigResource.Type.TOPIC, name)
+    while admin.describe_configs([asked])[asked].result(30)["max.message.bytes"].value != limit_bytes:
+        pass  # each answer takes a round trip; the broker applies the change a moment after it was taken
 
 
 def test_commit_stops_at_a_gap(shell_topics: KafkaSettings, worker: Make) -> None:  # noqa: F811

@@ -28,6 +28,7 @@ from rollstream.processors.shell.transport import (
     End,
     Fetched,
     Producer,
+    Start,
     Transport,
     finished_text,
     read_finished,
@@ -299,3 +300,25 @@ def test_what_is_finished_is_committed_beside_the_offset(mark: Mark, text: str) 
 def test_metadata_of_others_says_nothing(metadata: str | None) -> None:
     """A tool that moves offsets writes what it likes; then every reader reads from the offset."""
     assert 0 == read_finished(metadata)
+
+
+async def test_second_assignment_of_a_generation_begins_anew() -> None:
+    """A static member that joins again may keep its generation; its new partitions must be told where reading starts."""
+    begun: list[int] = []
+
+    async def start_of(_own: Any) -> Start:
+        return Start(3)
+
+    handler = SimpleNamespace(
+        epoch=1, own_outputs=list, begin=lambda *_: begun.append(handler.epoch), passed=lambda _: None
+    )
+    consumer = SimpleNamespace(
+        _begun=(-1, -1), _thread=SimpleNamespace(start_of=start_of), _is_current=lambda _generation: True
+    )
+    await Consumer._take(consumer, handler, Fetched(3))  # type: ignore[arg-type]
+    await Consumer._take(consumer, handler, Fetched(3))  # type: ignore[arg-type]
+
+    handler.epoch = 2
+    await Consumer._take(consumer, handler, Fetched(3))  # type: ignore[arg-type]
+
+    assert [1, 2] == begun
