@@ -12,7 +12,9 @@ from rollstream.errors import StageError
 
 _WINDOW = 1_000  # records looked back on
 _AT_LEAST = 100  # records seen before a ratio means anything
-_OF_THE_DATA = frozenset({"late", "late_for_group", "superseded", "no_opening", "already_done", "not_counted"})
+_OF_THE_DATA = frozenset(
+    {"late", "late_for_group", "group_full", "superseded", "no_opening", "already_done", "not_counted"}
+)
 """Reasons that one harness can bring about in any number, with every record well understood."""
 
 
