@@ -124,9 +124,10 @@ class Partition:
         found: dict[str, Mark] = {}
         for noun, ledger in self._ledgers.items():
             if (mark := ledger.watermark) is not None:
-                finished = max(mark, self._past.get(noun, 0))
                 remembered = self._releases.first_remembered(noun)
-                found[noun] = Mark(finished if remembered is None else min(finished, remembered), finished)
+                # Not further than was read, also where more was finished before: the memory is whole only then.
+                offset = mark if remembered is None else min(mark, remembered)
+                found[noun] = Mark(offset, max(mark, self._past.get(noun, 0)))
         return found
 
     def watermarks(self) -> dict[str, int]:

@@ -151,14 +151,17 @@ def test_what_is_read_again_for_the_memory_is_not_given_to_other_stages() -> Non
     assert (0, 1) == (restarted.committed["groups"], restarted.finished["groups"])
 
 
-def test_memory_read_again_does_not_lower_what_is_finished() -> None:
-    """A second kill, before the memory was read to its end, finds the same."""
+def test_commit_before_the_memory_is_read_loses_none_of_it() -> None:
+    """A second kill, before the memory was read to its end, finds the same: what to read again, and what is finished."""
     log = _restarted(with_metadata=True)
     log.start()
 
     log.commit()
 
-    assert 1 == log.finished["groups"]
+    assert (0, 1) == (log.committed["groups"], log.finished["groups"])
+    log.start()
+    log.read_all()
+    assert {"g/0"} == _gathers_first(log).done
 
 
 def test_bytes_among_what_is_remembered_are_buried_once() -> None:
