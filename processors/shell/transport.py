@@ -31,6 +31,7 @@ _FETCH_WAIT_MS = 100  # aiokafka asks a broker for the next records only when th
 _FETCH_BYTES = (
     16 * 1024 * 1024
 )  # an answer is in memory whole, beside the records made of it; Kafka's default is 50 MiB
+_COMMIT_S = 30.0  # aiokafka tries a commit again without end, and the next one would wait for it
 _FETCH_TIMEOUT_S = 0.5  # the longest time between two ticks
 
 
@@ -205,9 +206,14 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):
         commits = {TopicPartition(*tp): (mark.offset, finished_text(mark)) for tp, mark in offsets.items()}
         try:
             with boundary(BrokerError, "commit offsets", reason="no_commit"):
-                await consumer.commit(commits)
+                async with asyncio.timeout(_COMMIT_S):
+                    await consumer.commit(commits)
         except BrokerError as error:
-            if not isinstance(error.__cause__, CommitFailedError):  # the group has moved on
+            if isinstance(error.__cause__, TimeoutError):
+                self.log.warning(
+                    "offsets were not committed within %g s; they are committed with the next ones", _COMMIT_S
+                )
+            elif not isinstance(error.__cause__, CommitFailedError):  # the group has moved on
                 await self.crash(error)
             return False
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
 from importlib.metadata import version
 from pathlib import Path
@@ -322,3 +323,19 @@ async def test_second_assignment_of_a_generation_begins_anew() -> None:
     await Consumer._take(consumer, handler, Fetched(3))  # type: ignore[arg-type]
 
     assert [1, 2] == begun
+
+
+async def test_commit_that_never_ends_is_given_up_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All later commits would wait for it; the next one commits more."""
+
+    async def never(_: Any) -> None:
+        await asyncio.Event().wait()
+
+    told: list[str] = []
+    consumer = SimpleNamespace(_coordinator=SimpleNamespace(generation=3), commit=never)
+    log = SimpleNamespace(warning=lambda text, *values: told.append(text % values))
+    thread: Any = SimpleNamespace(_ensure_consumer=lambda: consumer, log=log)
+    monkeypatch.setattr("rollstream.processors.shell.transport._COMMIT_S", 0.01)
+
+    assert not await ConsumerThread._commit_in(thread, 3, {TP("t", 0): Mark(1, 1)})
+    assert ["offsets were not committed within 0.01 s; they are committed with the next ones"] == told
