@@ -2,7 +2,7 @@
 
 aiokafka joins with a static instance id but does not send it with heartbeats and commits, so a broker tells both the same:
 unknown member. It then joins anew under the same id, which throws the other process out, and so on in turn. A worker whose
-last answer is younger than the session timeout cannot have been expired: it was replaced, and must stop.
+last answered request is younger than the session timeout cannot have been expired: it was replaced, and must stop.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class Membership:
 
         Raises: BrokerError: reason `fenced`: another process runs under this instance id.
         """
+        asked_at = self._clock()  # when it is read says nothing: a worker that was frozen finds an old answer
         response = await self._send(request)
         codes = _error_codes(response)
         now = self._clock()
@@ -59,7 +60,7 @@ class Membership:
             await self._on_fenced(error)
             raise error
         if codes <= {0}:
-            self._heard_at = now
+            self._heard_at = asked_at
         return response
 
     def _is_alive(self, response: Any, now: float) -> bool:

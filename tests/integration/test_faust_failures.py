@@ -18,13 +18,11 @@ from rollstream.schemas.codec import Codec
 from rollstream.schemas.records import Rollout
 from rollstream.schemas.topics import topics
 from rollstream.settings import KafkaSettings
-from tests.integration.shell_fixtures import (  # noqa: F401 - fixtures
+from tests.integration.shell_fixtures import (
     Make,
     committed_by_group,
     is_done,
     outputs,
-    shell_topics,
-    worker,
     write,
 )
 from tests.integration.shell_log import Writer, ends, read, rollouts
@@ -55,7 +53,7 @@ def _rollouts(kafka: KafkaSettings) -> dict[str, Rollout]:
     return {record.rollout_id: record for record in found if isinstance(record, Rollout)}
 
 
-def test_state_is_never_behind_the_offset(shell_topics: KafkaSettings, worker: Make) -> None:  # noqa: F811
+def test_state_is_never_behind_the_offset(shell_topics: KafkaSettings, worker: Make) -> None:
     """A rollout of which one half was read before SIGKILL, with commits all around it, is whole in the end."""
     group = _group_in(0)
     write(
@@ -78,7 +76,7 @@ def test_state_is_never_behind_the_offset(shell_topics: KafkaSettings, worker: M
     assert ['"one"', '"two"'] == [event.content for event in _rollouts(shell_topics)["half"].events]
 
 
-def test_exception_acknowledges_nothing(shell_topics: KafkaSettings, worker: Make) -> None:  # noqa: F811
+def test_exception_acknowledges_nothing(shell_topics: KafkaSettings, worker: Make) -> None:
     """A bug in a stage stops the worker in front of the event, however often it starts; the fixed one processes it."""
     group = _group_in(1)
     write(shell_topics, _whole("before", _group_in(1, 1)))
@@ -102,8 +100,8 @@ def test_exception_acknowledges_nothing(shell_topics: KafkaSettings, worker: Mak
 
 
 def test_decode_error_acknowledges_nothing_before_its_dead_letter_is_written(
-    shell_topics: KafkaSettings,  # noqa: F811
-    worker: Make,  # noqa: F811
+    shell_topics: KafkaSettings,
+    worker: Make,
 ) -> None:
     """Where the broker refuses the dead letter, the worker stops in front of the bytes; later they are in there once."""
     _limit_dead_letters(shell_topics, "10")
@@ -138,7 +136,7 @@ def _limit_dead_letters(kafka: KafkaSettings, limit_bytes: str) -> None:
         pass  # each answer takes a round trip; the broker applies the change a moment after it was taken
 
 
-def test_commit_stops_at_a_gap(shell_topics: KafkaSettings, worker: Make) -> None:  # noqa: F811
+def test_commit_stops_at_a_gap(shell_topics: KafkaSettings, worker: Make) -> None:
     """Events 0 and 4 of a partition open, 1, 2, 3 and 5 finished: 0 is committed; with 0 finished as well, 4."""
     groups = [_group_in(2, number) for number in range(4)]
     write(shell_topics, [("environment", observed("a", "0", group=groups[0]))])
@@ -168,7 +166,7 @@ def _finish(kafka: KafkaSettings, rollout: str, group: str) -> None:
     write(kafka, [(noun, ended(rollout, group=group, size=1)) for noun in SOURCES])
 
 
-def test_commit_waits_for_the_acknowledgement(shell_topics: KafkaSettings, worker: Make, tmp_path: Path) -> None:  # noqa: F811
+def test_commit_waits_for_the_acknowledgement(shell_topics: KafkaSettings, worker: Make, tmp_path: Path) -> None:
     """While the rollouts of one partition are not with the broker, nothing of that partition is committed."""
     write(shell_topics, rollouts(0, 300))
     release = tmp_path / "go"
@@ -188,7 +186,7 @@ def test_commit_waits_for_the_acknowledgement(shell_topics: KafkaSettings, worke
     assert 300 == len(_rollouts(shell_topics))
 
 
-def test_bad_deploy_stops_and_is_repaired(shell_topics: KafkaSettings, worker: Make) -> None:  # noqa: F811
+def test_bad_deploy_stops_and_is_repaired(shell_topics: KafkaSettings, worker: Make) -> None:
     """A worker that understands nothing stops, commits nothing, and drains nothing, however often it is started.
 
     The deploy after it processes every event.

@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient
 
 from rollstream.process import ServiceProcess
 from rollstream.settings import KafkaSettings
-from tests.integration.shell_fixtures import Make, is_done, shell_topics, worker, write  # noqa: F401 - fixtures
+from tests.integration.shell_fixtures import Make, is_done, write
 from tests.integration.shell_log import rollouts
 from tests.integration.shell_worker import NAMES
 
@@ -46,8 +46,8 @@ def _readies(process: ServiceProcess) -> int:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_restart_within_the_session_keeps_the_partitions(
     how: signal.Signals,
-    shell_topics: KafkaSettings,  # noqa: F811
-    worker: Make,  # noqa: F811
+    shell_topics: KafkaSettings,
+    worker: Make,
 ) -> None:
     """The other worker hears of nothing, and goes on with what it has."""
     first, second = (worker(shell_topics.prefix, name, session_ms=LONG_SESSION_MS) for name in ("w1", "w2"))
@@ -70,8 +70,8 @@ def test_restart_within_the_session_keeps_the_partitions(
 
 
 def test_second_process_of_an_instance_ends_the_first(
-    shell_topics: KafkaSettings,  # noqa: F811
-    worker: Make,  # noqa: F811
+    shell_topics: KafkaSettings,
+    worker: Make,
 ) -> None:
     """The older one stops and says why; the newer one works on undisturbed."""
     old, new = worker(shell_topics.prefix, "same"), worker(shell_topics.prefix, "same")

@@ -30,10 +30,12 @@ class _Group:
     def __init__(self) -> None:
         self.now = 100.0
         self.answer: Any = None
+        self.frozen_s = 0.0
         self.fenced: list[BaseException] = []
         self.membership = Membership(self._answer, "w1", 10.0, self._on_fenced, lambda: self.now)
 
     async def _answer(self, _request: Any) -> Any:
+        self.now += self.frozen_s
         return self.answer
 
     async def _on_fenced(self, error: BaseException) -> None:
@@ -65,6 +67,17 @@ async def test_member_whose_session_ended_joins_again(answer: Any) -> None:
     await group.send(HeartbeatResponse(0))
 
     assert answer is await group.send(answer, later_s=10.0)
+    assert [] == group.fenced
+
+
+async def test_member_frozen_before_it_read_an_answer_joins_again() -> None:
+    """The good answer that it finds when it wakes up was given before its session ended."""
+    group = _Group()
+    group.frozen_s = 15.0
+    await group.send(HeartbeatResponse(0))
+    group.frozen_s = 0.0
+
+    assert 25 == (await group.send(HeartbeatResponse(25), later_s=0.1)).error_code
     assert [] == group.fenced
 
 
