@@ -31,7 +31,7 @@ _FETCH_WAIT_MS = 100  # aiokafka asks a broker for the next records only when th
 _FETCH_BYTES = (
     16 * 1024 * 1024
 )  # an answer is in memory whole, beside the records made of it; Kafka's default is 50 MiB
-_COMMIT_S = 30.0  # aiokafka tries a commit again without end, and the next one would wait for it
+_COMMIT_S = 30.0  # aiokafka's coordinator may hang for ever once a broker crashed; only a new process gets past that
 _FETCH_TIMEOUT_S = 0.5  # the longest time between two ticks
 
 
@@ -209,11 +209,7 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):
                 async with asyncio.timeout(_COMMIT_S):
                     await consumer.commit(commits)
         except BrokerError as error:
-            if isinstance(error.__cause__, TimeoutError):
-                self.log.warning(
-                    "offsets were not committed within %g s; they are committed with the next ones", _COMMIT_S
-                )
-            elif not isinstance(error.__cause__, CommitFailedError):  # the group has moved on
+            if not isinstance(error.__cause__, CommitFailedError):  # the group has moved on
                 await self.crash(error)
             return False
         return True

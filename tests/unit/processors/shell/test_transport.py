@@ -22,6 +22,7 @@ from faust.transport.consumer import Fetcher, ThreadDelegateConsumer
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP
 
+from rollstream.errors import BrokerError
 from rollstream.processors.shell.partition import Mark
 from rollstream.processors.shell.transport import (
     Consumer,
@@ -325,17 +326,20 @@ async def test_second_assignment_of_a_generation_begins_anew() -> None:
     assert [1, 2] == begun
 
 
-async def test_commit_that_never_ends_is_given_up_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All later commits would wait for it; the next one commits more."""
+async def test_commit_that_never_ends_stops_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would go on and commit nothing; a new process finds the group's coordinator."""
 
     async def never(_: Any) -> None:
         await asyncio.Event().wait()
 
-    told: list[str] = []
+    crashed: list[BaseException] = []
+
+    async def crash(error: BaseException) -> None:
+        crashed.append(error)
+
     consumer = SimpleNamespace(_coordinator=SimpleNamespace(generation=3), commit=never)
-    log = SimpleNamespace(warning=lambda text, *values: told.append(text % values))
-    thread: Any = SimpleNamespace(_ensure_consumer=lambda: consumer, log=log)
+    thread: Any = SimpleNamespace(_ensure_consumer=lambda: consumer, crash=crash)
     monkeypatch.setattr("rollstream.processors.shell.transport._COMMIT_S", 0.01)
 
     assert not await ConsumerThread._commit_in(thread, 3, {TP("t", 0): Mark(1, 1)})
-    assert ["offsets were not committed within 0.01 s; they are committed with the next ones"] == told
+    assert ["no_commit"] == [error.reason for error in crashed if isinstance(error, BrokerError)]
