@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -171,6 +171,12 @@ class Watcher:
         """The positions now, for whom else they concern."""
         with self._looking:
             return self._observer.look()
+
+    def looks(self, timeout_s: float) -> Iterator[Positions | None]:
+        """The positions again and again, until the time is up."""
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s and not self._stop.wait(_LOOK_S):
+            yield self.look()
 
     def wait_for_all(self, timeout_s: float) -> None:
         """Return once nobody is waited for any more, or after the time."""

@@ -45,7 +45,7 @@ _OVERTIME_S = 120.0
 _RECOVERY_S = 60.0
 _LOAD_END_S = 180.0
 _DRAIN_S = 240.0
-_SETTLED_LOOKS = 4
+_SETTLED_LOOKS = 8
 _AUDIT_S = 600.0
 _LEDGER = "ledger.jsonl"
 OWN_ERROR = 2
@@ -195,11 +195,8 @@ def _load(cluster: Cluster, options: Options) -> ServiceProcess:
 def _drain(cluster: Cluster, watcher: Watcher, options: Options) -> bool:
     """Wait until all that was written is through, deadlines included. Returns: whether it is, in bounded time."""
     deadline_s = options.deadline_s or 120.0
-    give_up_s = time.monotonic() + 2 * deadline_s + _DRAIN_S
     settled, last = 0, None
-    while settled < _SETTLED_LOOKS and time.monotonic() < give_up_s:
-        time.sleep(1)
-        now = watcher.look()
+    for now in watcher.looks(2 * deadline_s + _DRAIN_S):
         is_through = (
             now is not None
             and now.has_passed(processor_group(cluster), now.ends, READ_BY_WORKERS)
@@ -207,6 +204,8 @@ def _drain(cluster: Cluster, watcher: Watcher, options: Options) -> bool:
         )
         settled = settled + 1 if now is not None and is_through and now.ends == last else 0
         last = None if now is None else now.ends
+        if settled == _SETTLED_LOOKS:
+            break
     is_empty = settled == _SETTLED_LOOKS
     _tell("the pipeline is empty" if is_empty else "the pipeline did not run empty in time")
     return is_empty

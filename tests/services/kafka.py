@@ -241,11 +241,10 @@ class KafkaCluster:
                     stack.callback(node.kill)
 
     def __enter__(self) -> Self:
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.kill)
             self.start()
-        except BaseException:
-            self.kill()
-            raise
+            undo.pop_all()
         return self
 
     def __exit__(
