@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 from collections.abc import Callable, Sequence
@@ -18,6 +17,8 @@ from rollstream.schemas.registry import open_codec
 from rollstream.settings import Settings
 
 log = logging.getLogger("rollstream.processor")
+_STOP_S = 25.0
+"""How long the last commit may take before the process ends without it; Kubernetes kills it after 30 s."""
 
 
 def run(settings: Settings) -> None:
@@ -59,10 +60,10 @@ def run_shell(settings: Settings, make_shell: Callable[[], Shell], names: Sequen
 
     Args: make_shell: called inside the event loop; names: of the stages it hosts, in pipeline order.
     """
-    with contextlib.suppress(ImportError):
-        import uvloop
-
-        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    # asyncio's own loop: under uvloop a write to a connection that the broker has just closed raises RuntimeError, which
+    # aiokafka does not expect; it ends the task that keeps its metadata, and everybody who waits for a coordinator waits for ever
+    # (aiokafka issue 1038).
+    asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
     asyncio.run(_serve(settings, make_shell, group_id(settings.kafka.prefix, names)))
 
 
@@ -83,7 +84,10 @@ async def _serve(settings: Settings, make_shell: Callable[[], Shell], group: str
         starting.result()
     await ended
     log.info("processor stops")
-    await app.stop()
+    stopping = asyncio.ensure_future(app.stop())
+    await asyncio.wait([stopping], timeout=_STOP_S)
+    if not stopping.done():
+        log.error("the broker did not let go within %g s; what is not committed is read again", _STOP_S)
     starting.cancel()
     if app.crash_reason is not None:
         raise app.crash_reason

@@ -22,6 +22,7 @@ from aiokafka.errors import CommitFailedError, IllegalStateError
 from aiokafka.structs import RecordMetadata, TopicPartition
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP
+from mode.threads import ServiceThread, WorkerThread
 
 from rollstream.errors import BrokerError, boundary
 from rollstream.processors.shell.membership import Membership
@@ -31,7 +32,7 @@ _FETCH_WAIT_MS = 100  # aiokafka asks a broker for the next records only when th
 _FETCH_BYTES = (
     16 * 1024 * 1024
 )  # an answer is in memory whole, beside the records made of it; Kafka's default is 50 MiB
-_COMMIT_S = 30.0  # aiokafka's coordinator may hang for ever once a broker crashed; only a new process gets past that
+_COMMIT_S = 120.0  # longer than the producer waits; whoever can commit nothing for so long works in vain
 _FETCH_TIMEOUT_S = 0.5  # the longest time between two ticks
 
 
@@ -109,8 +110,18 @@ class Handler(Protocol):
         """The broker has taken the offsets."""
 
 
+class _DaemonThread(WorkerThread):
+    """A thread that does not hold back the end of the process, whatever it waits for."""
+
+    def __init__(self, service: ServiceThread, **kwargs: Any) -> None:
+        super().__init__(service, **kwargs)
+        self.daemon = True
+
+
 class ConsumerThread(driver.AIOKafkaConsumerThread):
     """Faust's consumer thread, with answers that say to which generation and end of log they belong."""
+
+    Worker = _DaemonThread
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -141,6 +152,8 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):
 
     async def commit_in(self, generation: int, offsets: Mapping[TP, Mark]) -> bool:
         """Commit, unless the group has moved on."""
+        if self.should_stop:  # crashed, and nobody is there to answer
+            return False
         return cast(bool, await self.call_thread(self._commit_in, generation, offsets))
 
     async def _fetch(self, consumer: aiokafka.AIOKafkaConsumer, active: set[TP]) -> Fetched:
