@@ -40,6 +40,8 @@ _BUCKET = "chaos"
 _INLINE_BYTES = 16 * 1024  # so that some rollouts go by reference
 _READY_S = 90.0
 _PROBE_S = 1.0
+# 2 cores serve three brokers and everything else: records wait for company, and so do readers.
+_BATCHING = {"linger.ms": "100", "fetch.min.bytes": "100000"}
 # A broker syncs what it was given this often: without it only the page cache would meet the slow disk.
 _BROKER = {"log.flush.interval.messages": "500"}
 
@@ -122,6 +124,7 @@ class Cluster:
                 partitions=PARTITIONS,
                 replication=len(BROKERS),
                 session_timeout_ms=int(SESSION_S * 1000),
+                properties=_BATCHING,
             )
             self._link_logs()
             stack.enter_context(self.brokers)
@@ -180,6 +183,7 @@ class Cluster:
             "KAFKA__PARTITIONS": str(kafka.partitions),
             "KAFKA__REPLICATION": str(kafka.replication),
             "KAFKA__SESSION_TIMEOUT_MS": str(kafka.session_timeout_ms),
+            "KAFKA__PROPERTIES": json.dumps(kafka.properties),
             "SINK__CLICKHOUSE": self.clickhouse.url,
             "SINK__OBJECTS": self.objects,
             "SINK__S3": json.dumps(self.s3_options),

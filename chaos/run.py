@@ -47,6 +47,7 @@ _LOAD_END_S = 180.0
 _DRAIN_S = 240.0
 _SETTLED_LOOKS = 8
 _AUDIT_S = 600.0
+_AGENTS = 96
 _LEDGER = "ledger.jsonl"
 OWN_ERROR = 2
 """Exit status of a process of ours that says why it cannot go on, and counts on being started again."""
@@ -185,6 +186,7 @@ def _load(cluster: Cluster, options: Options) -> ServiceProcess:
         *("--seed", str(options.seed)),
         *("--rate", str(options.rate)),
         *("--calls", str(endless)),
+        *("--agents", str(_AGENTS)),
         *("--ledger", str(options.out / _LEDGER)),
     ]
     return ServiceProcess(
@@ -258,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m chaos.run", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=30.0, help="how long faults are injected")
     parser.add_argument("--seed", type=int, default=1, help="of the schedule and of the load")
-    parser.add_argument("--rate", type=float, default=130.0, help="most calls a second")
+    parser.add_argument("--rate", type=float, default=200.0, help="most calls a second")
     parser.add_argument(
         "--out", type=Path, default=Path("out/chaos"), help="folder of logs, data and report; emptied"
     )

@@ -13,10 +13,13 @@ from rollstream.errors import BrokerError
 from rollstream.schemas.topics import PARTITIONER
 from rollstream.settings import MAX_VALUE_BYTES, KafkaSettings
 
+_OF_PRODUCERS, _OF_CONSUMERS = ("enable.idempotence", "linger.ms"), ("fetch.min.bytes",)
+
 
 def client_properties(kafka: KafkaSettings, *, client_id: str = "rollstream") -> dict[str, Any]:
-    """The librdkafka properties of any client; what only a producer understands is left out."""
-    properties = {name: value for name, value in kafka.properties.items() if name != "enable.idempotence"}
+    """The librdkafka properties of any client; what only a producer or a consumer understands is left out."""
+    left_out = (*_OF_PRODUCERS, *_OF_CONSUMERS)
+    properties = {name: value for name, value in kafka.properties.items() if name not in left_out}
     return {"bootstrap.servers": kafka.bootstrap, "client.id": client_id, **properties}
 
 
@@ -31,7 +34,7 @@ def producer_properties(
     Args: linger_ms: how long a message waits for company; it is the floor of the acknowledgement's latency.
     """
     return {
-        "enable.idempotence": kafka.properties.get("enable.idempotence", True),
+        "enable.idempotence": True,
         "acks": "all",
         "linger.ms": linger_ms,
         "message.timeout.ms": 0,  # librdkafka: 0 is infinite
@@ -39,6 +42,7 @@ def producer_properties(
         "reconnect.backoff.max.ms": 1_000,
         "compression.type": "none",  # packed ids of one call barely compress, and a batch is small
         **client_properties(kafka, client_id=client_id),
+        **{name: value for name, value in kafka.properties.items() if name in _OF_PRODUCERS},
         # With more, a batch can overtake one that the broker refused as not yet the leader (a new topic, a leader that moves);
         # librdkafka then takes the earlier one for acknowledged with it, and it is lost.
         "max.in.flight.requests.per.connection": 1,

@@ -46,7 +46,9 @@ class KafkaSettings(_Part):
     session_timeout_ms: int = Field(10_000, ge=1_000)
     """After this long without a heartbeat a consumer's partitions go to another."""
     properties: dict[str, str] = Field(default_factory=dict)
-    """Further librdkafka properties, for instance `security.protocol`. Faust processes translate those they share."""
+    """Further librdkafka properties, for instance `security.protocol`. Processors know those of security, `enable.idempotence`,
+    `linger.ms` (how long a record waits for company) and `fetch.min.bytes` (how much a reader waits for, a moment at most): the
+    last two spare brokers and clients work, and every stage waits so much longer."""
 
 
 class ClaimSettings(_Part):

@@ -15,6 +15,8 @@ from rollstream.processors.shell.security import broker_credentials
 from rollstream.processors.shell.transport import Producer, Transport
 from rollstream.settings import MAX_RECORD_BYTES, Settings
 
+_LINGER_MS = 5.0
+
 
 class ProcessorApp(faust.App):
     """Faust's app with the handler that its consumer gives records to."""
@@ -25,6 +27,8 @@ class ProcessorApp(faust.App):
     """Set when the process shall end."""
     is_idempotent: bool
     """Whether the producer is; the embedded broker refuses aiokafka's."""
+    fetch_min_bytes: int
+    """A broker answers a fetch when it has this much, or after a moment."""
 
     def _crash(self, reason: BaseException) -> None:
         super()._crash(reason)
@@ -54,7 +58,7 @@ def build_app(settings: Settings, shell: Shell, group: str) -> ProcessorApp:
         broker_heartbeat_interval=kafka.session_timeout_ms / 4000,
         broker_commit_interval=1.0,
         broker_max_poll_records=1000,
-        producer_linger=0.005,
+        producer_linger=float(kafka.properties.get("linger.ms", _LINGER_MS)) / 1000,
         producer_max_batch_size=262_144,
         producer_max_request_size=MAX_RECORD_BYTES,
         producer_request_timeout=60.0,
@@ -65,6 +69,7 @@ def build_app(settings: Settings, shell: Shell, group: str) -> ProcessorApp:
     )
     app.handler, app.has_ended = shell, asyncio.Event()
     app.is_idempotent = kafka.properties.get("enable.idempotence", "true").lower() == "true"
+    app.fetch_min_bytes = int(kafka.properties.get("fetch.min.bytes", 1))
     shell.on_failure = app._crash
     app.transport = Transport(app.conf.broker_consumer, app)
     app.producer_transport = Transport(app.conf.broker_producer, app)

@@ -131,6 +131,7 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):
         consumer = super()._create_worker_consumer(transport)
         consumer._fetch_max_wait_ms = _FETCH_WAIT_MS  # Faust fixes it at 1500
         consumer._fetch_max_bytes = _FETCH_BYTES
+        consumer._fetch_min_bytes = self.app.fetch_min_bytes
         return consumer
 
     async def on_start(self) -> None:

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import orjson
@@ -64,6 +66,7 @@ class EngineHttp:
         """Args: timeout_s: longest silence of the server."""
         self._url = url.rstrip("/")
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=timeout_s)
+        self._proxies: dict[tuple[str, str], str | None] = {}
         self._session: aiohttp.ClientSession | None = None
 
     async def get(self, path: str, *, timeout_s: float | None = None) -> Answered:
@@ -80,7 +83,7 @@ class EngineHttp:
         """An answer to a JSON request while it comes; leaving early closes the connection. Raises: EngineGone."""
         url = self._at(path)
         with _gone(url):
-            response = await self._open().post(url, data=orjson.dumps(body), headers=_JSON)
+            response = await self._open().post(url, data=orjson.dumps(body), headers=_JSON, proxy=self._proxy_of(url))
         async with response:
             yield Stream(url, response)
 
@@ -94,9 +97,18 @@ class EngineHttp:
         data, headers = (None, None) if body is None else (orjson.dumps(body), _JSON)
         with _gone(url):
             async with self._open().request(
-                method, url, data=data, headers=headers, timeout=limits or self._timeout
+                method, url, data=data, headers=headers, timeout=limits or self._timeout, proxy=self._proxy_of(url)
             ) as response:
                 return Answered(response.status, await response.read())
+
+    def _proxy_of(self, url: str) -> str | None:
+        """The environment's proxy for an address; looked up once a host, for aiohttp reads `~/.netrc` for every request."""
+        place = urlsplit(url)
+        key = (place.scheme, place.netloc)
+        if key not in self._proxies:
+            is_direct = bool(proxy_bypass(place.netloc))
+            self._proxies[key] = None if is_direct else getproxies().get(place.scheme)
+        return self._proxies[key]
 
     def _at(self, path: str) -> str:
         return path if "://" in path else f"{self._url}{path}"
@@ -106,7 +118,6 @@ class EngineHttp:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
                 timeout=self._timeout,
-                trust_env=True,
                 read_bufsize=_LONGEST_LINE // 2,  # aiohttp takes lines of up to twice its buffer's size
             )
         return self._session

@@ -7,6 +7,7 @@ import pytest
 from rollstream.errors import SettingsError
 from rollstream.kafka import client_properties, producer_properties
 from rollstream.settings import KafkaSettings, load_settings, setting_names
+from rollstream.sinks.run import consumer_properties
 
 
 def test_defaults_need_no_file_and_no_environment() -> None:
@@ -97,3 +98,14 @@ def test_consumers_are_not_told_what_only_producers_understand() -> None:
     assert producer_properties(kafka)["enable.idempotence"] == "false"
     assert producer_properties(KafkaSettings())["enable.idempotence"] is True
     assert client_properties(kafka)["security.protocol"] == "SSL"
+
+
+def test_batching_reaches_those_who_can_use_it() -> None:
+    """How long to wait for company is the producers' affair, how much to ask for at once that of sinks."""
+    kafka = KafkaSettings(properties={"linger.ms": "100", "fetch.min.bytes": "5"})
+
+    assert not {"linger.ms", "fetch.min.bytes"} & set(client_properties(kafka))
+    assert producer_properties(kafka, linger_ms=2)["linger.ms"] == "100"
+    assert "fetch.min.bytes" not in producer_properties(kafka)
+    assert consumer_properties(kafka, "objects")["fetch.min.bytes"] == "5"
+    assert "linger.ms" not in consumer_properties(kafka, "objects")

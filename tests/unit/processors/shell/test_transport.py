@@ -70,7 +70,7 @@ FUNCTIONS: list[tuple[Any, list[str]]] = [
 """What is overridden, called, or relied on in Faust and aiokafka, with its parameters."""
 
 ATTRIBUTES: list[tuple[type, list[str]]] = [
-    (AIOKafkaConsumer, ["_fetch_max_wait_ms", "_fetch_max_bytes", "_max_poll_records", "_coordinator", "_fetcher"]),
+    (AIOKafkaConsumer, ["_fetch_max_wait_ms", "_fetch_max_bytes", "_fetch_min_bytes", "_max_poll_records", "_coordinator", "_fetcher"]),
     (AiokafkaFetcher, ["_subscriptions"]),
     (GroupCoordinator, ["generation"]),
     (TopicPartitionState, ["highwater", "timestamp"]),
@@ -343,3 +343,17 @@ async def test_commit_that_never_ends_stops_the_worker(monkeypatch: pytest.Monke
 
     assert not await ConsumerThread._commit_in(thread, 3, {TP("t", 0): Mark(1, 1)})
     assert ["no_commit"] == [error.reason for error in crashed if isinstance(error, BrokerError)]
+
+
+async def test_commit_of_a_crashed_thread_fails_at_once() -> None:
+    """Nobody is there to answer: a stop that asked for a last commit would wait for ever."""
+    asked: list[Any] = []
+
+    async def call_thread(*request: Any) -> bool:
+        asked.append(request)
+        return True
+
+    thread: Any = SimpleNamespace(should_stop=True, call_thread=call_thread, _commit_in=None)
+
+    assert not await ConsumerThread.commit_in(thread, 3, {TP("t", 0): Mark(1, 1)})
+    assert [] == asked
