@@ -88,17 +88,23 @@ class Held:
 
 def held_by(letters: Iterable[DeadLetter], codec: Codec) -> Held:
     """What is in the dead letters; those that cannot be read hold the call that they name."""
-    kept = list(letters)
-    found = quarantine(kept, codec)
     events: set[tuple[str, int, str]] = set()
-    for letter in kept:
+    found = quarantine(_noting_events(letters, codec, events), codec)
+    return Held(frozenset(found.call_ids), frozenset(found.rollouts), frozenset(events))
+
+
+def _noting_events(
+    letters: Iterable[DeadLetter], codec: Codec, events: set[tuple[str, int, str]]
+) -> Iterator[DeadLetter]:
+    """The same dead letters, one at a time; which events they hold is added to `events`."""
+    for letter in letters:
         try:
             record = codec.decode(letter.value)
         except SchemaError:
-            continue
+            record = None
         several = record.events if isinstance(record, Rollout) else (record,)
         events.update((e.rollout_id, e.attempt, e.event_id) for e in several if isinstance(e, EnvironmentEvent))
-    return Held(frozenset(found.call_ids), frozenset(found.rollouts), frozenset(events))
+        yield letter
 
 
 def check_group(truth: GroupTruth, evidence: Evidence, held: Held, rules: Rules) -> Iterator[Problem]:

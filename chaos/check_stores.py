@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,6 +22,7 @@ from rollstream.schemas.records import GroupBuilt, Sample
 from rollstream.schemas.topics import topics
 from rollstream.settings import KafkaSettings
 from rollstream.sinks.objects import Manifest, read_manifests, read_records
+from rollstream.sinks.rows import ScoreRow
 from rollstream.sinks.tables import TABLES, Table
 
 if TYPE_CHECKING:
@@ -43,12 +44,17 @@ class Rows:
 
     def add(self, table: str, row: Any) -> bool:
         """Take a row. Returns: whether it is new."""
-        rows, number = self.by_table[table], hash(row)
+        rows, number = self.by_table[table], number_of(row)
         if number in rows:
             self.twins += 1
             return False
         rows.add(number)
         return True
+
+
+def number_of(row: Any) -> int:
+    """What a row is known by. A score that a restart let say the same again took another time for it."""
+    return hash(replace(row, score=replace(row.score, latency_ms=0)) if isinstance(row, ScoreRow) else row)
 
 
 def name_of(row: Any) -> str:
@@ -79,7 +85,7 @@ def missing_rows(store: ObjectStore, prefix: str, missing: dict[str, set[int]]) 
     """The rows of Parquet behind some hashes, as problems: ClickHouse has none of them."""
     for name, numbers in missing.items():
         for row in _rows_of(store, TABLES[name], prefix) if numbers else ():
-            if hash(row) in numbers:
+            if number_of(row) in numbers:
                 yield Problem("lost", name_of(row), f"is in Parquet, and not in table {name}")
 
 

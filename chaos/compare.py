@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,21 +20,33 @@ from typing import Any
 import orjson
 
 from chaos.check_group import Held, Problem, Rules, certainties, check_group, held_by, unknown_group
-from chaos.check_stores import Rows, TopicLook, check_manifests, missing_rows, name_of, object_rows, samples_topic
+from chaos.check_stores import (
+    Rows,
+    TopicLook,
+    check_manifests,
+    missing_rows,
+    name_of,
+    number_of,
+    object_rows,
+    samples_topic,
+)
 from chaos.ledger import LedgerFile
+from rollstream.errors import SettingsError
 from rollstream.object_store import open_store
 from rollstream.processors.config import PipelineConfig
 from rollstream.processors.pipeline import load_pipeline
 from rollstream.schemas.codec import Codec
-from rollstream.schemas.records import GroupClose
+from rollstream.schemas.records import DeadLetter, GroupClose, RolloutStatus
 from rollstream.schemas.registry import open_codec
 from rollstream.settings import Settings, load_settings
 from rollstream.sinks.connect import connect
-from rollstream.sinks.stored import _PARTS, Evidence, Stored
+from rollstream.sinks.stored import PARTS, Evidence, Stored
 
 _GROUPS_AT_ONCE = 100
 _UNGROUPED = ("dead_letters", "policy_versions", "consumptions")
 _SHOWN = 40
+_LEAST = (("rollouts certain", "finishes acknowledged", 0.1), ("groups certain to be full", "groups", 0.02))
+"""What must have been certain, as a share of what. Where less was, deadlines decided nearly all, and little was asked for."""
 
 
 @dataclass(slots=True)
@@ -49,6 +61,8 @@ class Verdict:
     """Things whose content is not the truth."""
     twins: int = 0
     """Copies of equal bytes on the samples topic, which restarts may write and every reader drops."""
+    too_little: list[str] = field(default_factory=list)
+    """What was compared in too small a number to prove anything, in words."""
     counts: dict[str, int] = field(default_factory=dict)
     """What was compared, by name."""
     examples: list[Problem] = field(default_factory=list)
@@ -56,8 +70,8 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is lost, doubled or wrong."""
-        return not (self.lost or self.doubled or self.wrong)
+        """Whether nothing is lost, doubled or wrong, and enough was compared to say so."""
+        return not (self.lost or self.doubled or self.wrong or self.too_little)
 
     def add(self, problems: Iterable[Problem]) -> None:
         """Count problems, and keep the first."""
@@ -67,6 +81,16 @@ class Verdict:
             if number <= _SHOWN:
                 self.examples.append(problem)
 
+    def demand(self) -> None:
+        """Note what was compared too little of."""
+        for name, whole, share in _LEAST:
+            number, least = self.counts.get(name, 0), max(share * self.counts.get(whole, 0), 1)
+            if number < least:
+                self.too_little.append(
+                    f"{name}: {number} of {self.counts.get(whole, 0)} {whole}, expected at least {least:.0f}; raise the "
+                    "pipeline's deadlines, or run longer"
+                )
+
     def as_dict(self) -> dict[str, Any]:
         """As JSON values."""
         return asdict(self)
@@ -75,13 +99,18 @@ class Verdict:
 def rules_of(config: PipelineConfig) -> Rules:
     """What of a pipeline the comparison needs.
 
-    Raises: ValueError: its credit method or group policy is one that the comparison cannot recompute.
+    Raises: SettingsError: its group, credit or reward is one of which the comparison does not know what must come out.
     """
+    if frozenset(config.group.counts) != frozenset(RolloutStatus):
+        counts = [status.value for status in config.group.counts]
+        raise _unknown(f"group.counts={counts!r}", "all statuses: each rollout fills a place")
+    if config.group.late != "dead_letter":
+        raise _unknown(f"group.late={config.group.late!r}", "'dead_letter': a group has one revision")
     credit = {"center": "mean", "scale": "group_std", "ddof": 1, "eps": 1e-6, **config.credit.config}
     if config.credit.method != "grpo" or (credit["center"], credit["scale"]) != ("mean", "group_std"):
-        raise ValueError(f"credit {config.credit!r}: expected grpo with center mean and scale group_std")
+        raise _unknown(f"credit={config.credit!r}", "grpo with center mean and scale group_std")
     if set(config.reward.components.values()) != {1.0} or len(config.reward.components) != 1:
-        raise ValueError(f"reward {config.reward!r}: expected one component that weighs 1")
+        raise _unknown(f"reward={config.reward!r}", "one component that weighs 1")
     return Rules(
         join_deadline_ms=round(config.join.deadline_s * 1000),
         group_deadline_ms=round(config.group.deadline_s * 1000),
@@ -89,6 +118,10 @@ def rules_of(config: PipelineConfig) -> Rules:
         ddof=credit["ddof"],
         eps=credit["eps"],
     )
+
+
+def _unknown(what: str, expected: str) -> SettingsError:
+    return SettingsError(f"cannot compare a run with {what}, expected {expected}; take chaos/pipeline.yaml")
 
 
 def compare(ledger: Path, settings: Settings, *, pipeline: Path | None = None) -> Verdict:
@@ -109,6 +142,7 @@ def compare(ledger: Path, settings: Settings, *, pipeline: Path | None = None) -
     verdict.add(missing_rows(objects, settings.kafka.prefix, missing))
     add_topic(verdict, in_topic, in_tables)
     verdict.counts |= {f"Parquet rows of {name}": len(rows) for name, rows in in_objects.by_table.items()}
+    verdict.demand()
     return verdict
 
 
@@ -119,19 +153,24 @@ def compare_groups(
     rows = Rows()
     for table in _UNGROUPED:
         _take(rows, table, stored.rows(table, "1", {}), in_objects, verdict)
-    letters = list(stored.dead_letters())
-    held = held_by(letters, codec)
-    counts: Counter[str] = Counter({"dead letters": len(letters)})
+    counts: Counter[str] = Counter()
+    held = held_by(_counted(stored.dead_letters(), counts), codec)
     group_ids = sorted({*ledger.group_ids(), *stored.group_ids()})
     for at in range(0, len(group_ids), _GROUPS_AT_ONCE):
         batch = group_ids[at : at + _GROUPS_AT_ONCE]
         evidence = {one.group_id: one for one in stored.load(batch)}
         for one in evidence.values():
-            for table, part in _PARTS.items():
+            for table, part in PARTS.items():
                 _take(rows, table, getattr(one, part), in_objects, verdict)
         check_batch(ledger, evidence, held, rules, verdict, counts)
     verdict.counts |= dict(counts)
     return rows
+
+
+def _counted(letters: Iterable[DeadLetter], counts: Counter[str]) -> Iterator[DeadLetter]:
+    for letter in letters:
+        counts["dead letters"] += 1
+        yield letter
 
 
 def check_batch(
@@ -183,7 +222,7 @@ def _take(rows: Rows, table: str, found: Iterable[Any], in_objects: Rows | None,
     for row in found:
         if not rows.add(table, row):
             verdict.add([Problem("doubled", name_of(row), f"is in table {table} twice with equal content")])
-        if in_objects is not None and hash(row) not in in_objects.by_table[table]:
+        if in_objects is not None and number_of(row) not in in_objects.by_table[table]:
             verdict.add([Problem("lost", name_of(row), f"is in table {table}, and not in Parquet")])
 
 

@@ -41,11 +41,12 @@ class Positions:
 
     def has_passed(self, group: str, ends: Mapping[Where, int], nouns: frozenset[str] | None = None) -> bool:
         """Whether a consumer group has committed up to these ends. Args: nouns: the topics that count; None for all."""
-        return all(
-            self.committed[group].get(where, 0) >= end
-            for where, end in ends.items()
-            if nouns is None or where[0] in nouns
-        )
+        return not self.lag(group, ends, nouns)
+
+    def lag(self, group: str, ends: Mapping[Where, int], nouns: frozenset[str] | None = None) -> dict[Where, int]:
+        """How many offsets a consumer group has not committed before these ends, where there are any."""
+        lags = {where: end - self.committed[group].get(where, 0) for where, end in ends.items()}
+        return {where: lag for where, lag in lags.items() if lag > 0 and (nouns is None or where[0] in nouns)}
 
 
 class Observer:

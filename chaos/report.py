@@ -5,11 +5,12 @@
     machine       cores, memory, CPU, system and Python (of `platform`), and the load average at the end
     commit        the commit that was tested; `dirty` true if files differed from it
     seed, minutes as given
-    ok            true if nothing is lost, doubled or wrong, and no process ended by itself
+    ok            true if nothing is lost, doubled or wrong, enough was compared, and no process ended by itself
     faults        {"total": n, "by_kind": {kind: n}, "left_out": {kind: why}}
     calls, rollouts, groups                     what the ledger says: {"requested", "acknowledged", ...}
     stored        what was compared, by name (`Verdict.counts`)
     lost, doubled, wrong, twins                 numbers; a twin is a copy of equal bytes, which is no error
+    too_little    what was compared too little of to prove anything, in words
     problems      the first problems of each kind: {"kind", "about", "message"}
     unexpected_exits   processes that ended without a fault having ended them
     recovery_s    {kind: {"count", "median", "p99", "longest", "not_seen"}}, seconds; a p99 of few is their longest
@@ -85,6 +86,7 @@ def make_report(facts: RunFacts, summary: Line, verdict: Verdict, *, folder: Pat
         "doubled": verdict.doubled,
         "wrong": verdict.wrong,
         "twins": verdict.twins,
+        "too_little": list(verdict.too_little),
         "problems": [asdict(problem) for problem in verdict.examples],
         "unexpected_exits": list(facts.unexpected_exits),
         "recovery_s": recovery_times(facts.faults),
@@ -141,6 +143,7 @@ def as_table(report: Mapping[str, Any]) -> str:
         f"{report['lost']:8}{report['doubled']:9}{report['wrong']:7}{report['twins']:7}{len(report['unexpected_exits']):18}"
     )
     lines += [f"{one['kind']:8} {one['about']}: {one['message']}" for one in report["problems"]]
+    lines += [f"too little: {one}" for one in report["too_little"]]
     lines.append("ok" if report["ok"] else "FAILED")
     return "\n".join(lines)
 

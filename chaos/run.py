@@ -197,20 +197,20 @@ def _load(cluster: Cluster, options: Options) -> ServiceProcess:
 def _drain(cluster: Cluster, watcher: Watcher, options: Options) -> bool:
     """Wait until all that was written is through, deadlines included. Returns: whether it is, in bounded time."""
     deadline_s = options.deadline_s or 120.0
-    settled, last = 0, None
+    groups = {processor_group(cluster): READ_BY_WORKERS, **{sink_group(cluster, kind): None for kind in SINKS}}
+    settled, last, why = 0, None, "the brokers do not say where the logs end"
     for now in watcher.looks(2 * deadline_s + _DRAIN_S):
-        is_through = (
-            now is not None
-            and now.has_passed(processor_group(cluster), now.ends, READ_BY_WORKERS)
-            and all(now.has_passed(sink_group(cluster, kind), now.ends) for kind in SINKS)
-        )
-        settled = settled + 1 if now is not None and is_through and now.ends == last else 0
-        last = None if now is None else now.ends
+        if now is None:
+            settled, last = 0, None
+            continue
+        lags = {group: lag for group, nouns in groups.items() if (lag := now.lag(group, now.ends, nouns))}
+        settled = settled + 1 if not lags and now.ends == last else 0
+        last, why = now.ends, f"not committed: {lags}" if lags else "something is still written"
         if settled == _SETTLED_LOOKS:
-            break
-    is_empty = settled == _SETTLED_LOOKS
-    _tell("the pipeline is empty" if is_empty else "the pipeline did not run empty in time")
-    return is_empty
+            _tell("the pipeline is empty")
+            return True
+    _tell(f"the pipeline did not run empty in time; {why}")
+    return False
 
 
 def _judge(cluster: Cluster, options: Options, injected: list[Injected], load_status: int, is_drained: bool) -> int:

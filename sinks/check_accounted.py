@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from rollstream.errors import SchemaError
-from rollstream.schemas.codec import Codec, encode_body
+from rollstream.schemas.codec import Codec, encode_body, record_name
 from rollstream.schemas.identity import digest_bytes
 from rollstream.schemas.records import (
     CallDelivery,
@@ -33,6 +33,9 @@ IDENTITY = "identity"
 
 COPIES = {"already_done"}
 """Reasons of letters about copies of what was done before: they account for nothing, the first one does."""
+
+_OF_CALLS = frozenset(map(record_name, (CallStarted, ModelCall)))
+"""The records that account for the call they name, as a claim check calls them."""
 
 _WORST_FIRST = (Delivery.NONE, Delivery.PARTIAL, Delivery.FULL, Delivery.UNKNOWN)
 
@@ -70,14 +73,15 @@ class Accounts:
 def quarantine(letters: Iterable[DeadLetter], codec: Codec) -> Quarantine:
     """What the dead letters account for: what their bytes say or, where these cannot be read, the call that they name.
 
-    A late tool result or delivery names its call, too, and does not account for it.
+    A tool result or delivery names its call, too, and does not account for it: neither a late one, nor one whose claim is gone.
     """
     found = Quarantine()
     for letter in letters:
         try:
             record = codec.decode(letter.value)
         except SchemaError:
-            if letter.call_id is not None:
+            check = codec.claim_check(letter.value)
+            if letter.call_id is not None and (check is None or check.record in _OF_CALLS):
                 found.call_ids.add(letter.call_id)
             continue
         if letter.reason in COPIES:

@@ -7,7 +7,7 @@ multiple of C. Whatever the cuts, each offset comes out once, in order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rollstream.sinks.base import Chunk, LogRecord, Source
@@ -29,18 +29,27 @@ class Chunker:
     Args:
         chunk_records: C, the number of offsets of a full chunk.
         max_age_s: a chunk is cut when its first record has waited this long.
-        max_bytes: a chunk is cut when its values reach this size.
+        max_bytes: a chunk is cut when its values, and what they name in the claim store, reach this size.
+        claimed_bytes: how much a value names there.
     """
 
-    def __init__(self, chunk_records: int, max_age_s: float, max_bytes: int = 32 << 20) -> None:
+    def __init__(
+        self,
+        chunk_records: int,
+        max_age_s: float,
+        max_bytes: int = 32 << 20,
+        *,
+        claimed_bytes: Callable[[bytes], int] = lambda value: 0,
+    ) -> None:
         self._chunk_records = chunk_records
         self._max_age_s = max_age_s
         self._max_bytes = max_bytes
+        self._claimed_bytes = claimed_bytes
         self._open: dict[Source, _Open] = {}
 
     @property
     def size_bytes(self) -> int:
-        """Bytes held."""
+        """Bytes held, and those that are read for them when they are written."""
         return sum(partition.size_bytes for partition in self._open.values())
 
     def start(self, source: Source, offset: int) -> None:
@@ -74,7 +83,7 @@ class Chunker:
         if not held.records:
             held.since_s = now_s
         held.records.append(record)
-        held.size_bytes += len(record.value)
+        held.size_bytes += len(record.value) + self._claimed_bytes(record.value)
         held.next_offset = record.offset + 1
         if held.next_offset % self._chunk_records == 0:
             done.append(self._cut(source, held, is_full=True))

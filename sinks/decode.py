@@ -12,6 +12,7 @@ from rollstream.errors import SchemaError
 from rollstream.schemas.codec import Codec
 from rollstream.schemas.identity import digest_bytes, digest_json
 from rollstream.schemas.records import DeadLetter, Record
+from rollstream.schemas.records.claims import ClaimCheck
 from rollstream.sinks.base import Chunk, LogRecord, Source
 from rollstream.sinks.columns import broken_array
 
@@ -47,11 +48,14 @@ def decode_record(source: Source, raw: LogRecord, codec: Codec) -> Decoded:
             )
         return Decoded(raw.offset, record, digest)
     except SchemaError as error:
-        return Decoded(raw.offset, dead_letter(source, raw, error.reason, str(error)), digest)
+        letter = dead_letter(source, raw, error.reason, str(error), codec.claim_check(raw.value))
+        return Decoded(raw.offset, letter, digest)
 
 
-def dead_letter(source: Source, raw: LogRecord, reason: str, message: str) -> DeadLetter:
-    """What is stored of a record that a sink cannot use."""
+def dead_letter(
+    source: Source, raw: LogRecord, reason: str, message: str, check: ClaimCheck | None = None
+) -> DeadLetter:
+    """What is stored of a record that a sink cannot use. Args: check: what stands in Kafka for it, if it is a large one."""
     return DeadLetter(
         dead_letter_id=digest_json(source.topic, source.partition, raw.offset, "sink", reason),
         boundary="sink",
@@ -63,4 +67,6 @@ def dead_letter(source: Source, raw: LogRecord, reason: str, message: str) -> De
         value=raw.value,
         at_ms=raw.time_ms,
         key=raw.key,
+        rollout_id=None if check is None else check.rollout_id,
+        call_id=None if check is None else check.call_id,
     )

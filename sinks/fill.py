@@ -27,6 +27,7 @@ class Fill:
         sink: the store.
         chunk_records: records of a chunk.
         topic_ids: the broker's ids of the topics that records are copied from.
+        claimed_bytes: as `Chunker` has it.
     Raises: SinkError: the store holds records already.
     """
 
@@ -38,11 +39,12 @@ class Fill:
         chunk_records: int,
         topic_ids: Mapping[str, str],
         *,
+        claimed_bytes: Callable[[bytes], int] = lambda value: 0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._sink = sink
-        self._chunker = Chunker(chunk_records, max_age_s=float("inf"))
+        self._chunker = Chunker(chunk_records, max_age_s=float("inf"), claimed_bytes=claimed_bytes)
         self._topic_ids = topic_ids
         self._clock = clock
         self._sleep = sleep

@@ -17,6 +17,7 @@ from rollstream.errors import BrokerError, SinkError
 from rollstream.kafka import watermarks
 from rollstream.sinks.base import Chunk, LogRecord, Sink, SinkBusy, Source
 from rollstream.sinks.chunks import Chunker
+from rollstream.sinks.commits import Commits
 from rollstream.sinks.metrics import SinkMetrics
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class SinkLoop:
         chunker: cuts chunks.
         topic_ids: the broker's topic ids by topic name; empty if it has none.
         metrics: counters.
+        commits: gets the consumer's `on_commit`.
         clock: monotonic seconds.
     """
 
@@ -50,6 +52,7 @@ class SinkLoop:
         chunker: Chunker,
         topic_ids: Callable[[], Mapping[str, str]],
         metrics: SinkMetrics,
+        commits: Commits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._consumer = consumer
@@ -57,6 +60,7 @@ class SinkLoop:
         self._chunker = chunker
         self._topic_ids = topic_ids
         self._metrics = metrics
+        self._commits = commits
         self._clock = clock
         self._sources: dict[tuple[str, int], Source] = {}
         self._unplaced: list[Any] = []
@@ -84,6 +88,7 @@ class SinkLoop:
         if self._chunker.size_bytes > _MAX_HELD_BYTES:
             self._queue_each(self._chunker.flush())
         self._write_pending()
+        self._commit()
         self._metrics.held.set(self._chunker.size_bytes + self._pending_bytes)
 
     def flush(self, timeout_s: float) -> None:
@@ -94,6 +99,7 @@ class SinkLoop:
             self._write_pending()
             if self._pending:
                 self._consumer.poll(min(_POLL_S, self._wait_s))
+        self._commit()
 
     def assigned(self, consumer: Any, partitions: Sequence[Any]) -> None:
         """Start the partitions at the positions of the store; while it cannot tell them they are paused."""
@@ -106,6 +112,7 @@ class SinkLoop:
     def revoked(self, consumer: Any, partitions: Sequence[Any]) -> None:
         """Forget partitions: their next owner reads again what was not stored."""
         gone = {(partition.topic, partition.partition) for partition in partitions}
+        self._commits.forget(gone)
         self._chunker.drop([self._sources.pop(key) for key in gone if key in self._sources])
         self._unplaced = [p for p in self._unplaced if (p.topic, p.partition) not in gone]
         kept = [
@@ -224,7 +231,7 @@ class SinkLoop:
             self._pending.pop(0)
             self._pending_bytes -= sum(chunk.size_bytes for chunk in batch)
             self._count(batch, rows, self._clock() - started_s)
-            self._commit(batch)
+            self._commits.add(batch)
             self._resume()
 
     def _pause(self, error: SinkBusy | BrokerError) -> None:
@@ -251,10 +258,12 @@ class SinkLoop:
             self._consumer.resume(self._consumer.assignment())
         self._wait_s, self._retry_at_s = 0.0, None
 
-    def _commit(self, batch: Sequence[Chunk]) -> None:
+    def _commit(self) -> None:
         from confluent_kafka import KafkaException, TopicPartition
 
-        offsets = [TopicPartition(chunk.source.topic, chunk.source.partition, chunk.last + 1) for chunk in batch]
+        offsets = [TopicPartition(*place, offset) for place, offset in self._commits.due(self._clock()).items()]
+        if not offsets:
+            return
         try:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:

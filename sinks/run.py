@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 from rollstream.errors import BrokerError, SettingsError, boundary
 from rollstream.kafka import check_broker, client_properties
+from rollstream.schemas.codec import Codec
 from rollstream.schemas.registry import open_codec
 from rollstream.schemas.topics import topics
 from rollstream.settings import KafkaSettings, Settings
 from rollstream.sinks.base import Sink
 from rollstream.sinks.chunks import Chunker
+from rollstream.sinks.commits import Commits
 from rollstream.sinks.loop import SinkLoop
 from rollstream.sinks.metrics import SinkMetrics
 
@@ -46,17 +48,23 @@ def run_sink(settings: Settings, kind: str) -> None:
         from prometheus_client import start_http_server
 
         start_http_server(settings.sink.metrics_port)
-    sink = open_sink(settings, kind)
+    codec = open_codec(settings.kafka.registry_url, settings.claims)
+    sink = open_sink(settings, kind, codec)
     try:
-        consume(settings, kind, sink, stop)
+        consume(settings, kind, sink, stop, codec=codec)
     finally:
         sink.close()
 
 
 def consume(
-    settings: Settings, kind: str, sink: Sink, stop: threading.Event, metrics: SinkMetrics | None = None
+    settings: Settings,
+    kind: str,
+    sink: Sink,
+    stop: threading.Event,
+    metrics: SinkMetrics | None = None,
+    codec: Codec | None = None,
 ) -> None:
-    """Feed a sink from Kafka until `stop` is set."""
+    """Feed a sink from Kafka until `stop` is set. Args: codec: the sink's, which knows the registry's ids."""
     from confluent_kafka import Consumer
     from confluent_kafka.admin import AdminClient
 
@@ -64,12 +72,14 @@ def consume(
     admin = AdminClient(client_properties(settings.kafka, client_id=f"rollstream-sink-{kind}"))
     wait_for_topics(admin, names, stop)
     max_age_s = settings.sink.objects_max_age_s if kind == "objects" else settings.sink.max_age_s
+    commits = Commits()
     loop = SinkLoop(
-        consumer := Consumer(consumer_properties(settings.kafka, kind)),
+        consumer := Consumer({**consumer_properties(settings.kafka, kind), "on_commit": commits.answered}),
         sink,
-        Chunker(settings.sink.chunk_records, max_age_s),
+        Chunker(settings.sink.chunk_records, max_age_s, claimed_bytes=(codec or Codec()).claimed_bytes),
         lambda: topic_ids(admin, names),
         metrics or SinkMetrics(),
+        commits,
     )
     try:
         with boundary(BrokerError, f"read topics from {settings.kafka.bootstrap}", reason="broker_down"):
@@ -78,12 +88,13 @@ def consume(
         consumer.close()
 
 
-def open_sink(settings: Settings, kind: str) -> Sink:
+def open_sink(settings: Settings, kind: str, codec: Codec | None = None) -> Sink:
     """The sink of a kind.
 
+    Args: codec: what it reads records with; None for that of the settings.
     Raises: SettingsError: there is none. SinkError: the store cannot be opened.
     """
-    codec = open_codec(settings.kafka.registry_url, settings.claims)
+    codec = codec or open_codec(settings.kafka.registry_url, settings.claims)
     if kind == "clickhouse":
         from rollstream.sinks.clickhouse import ClickHouseSink
         from rollstream.sinks.connect import connect

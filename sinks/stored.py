@@ -7,7 +7,7 @@ an audit of any size needs the memory of a few groups.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,7 @@ class Evidence:
     """What build said when all samples were written."""
 
 
-_PARTS: dict[str, str] = {
+PARTS: Mapping[str, str] = {
     "rollout_openings": "openings",
     "call_starts": "starts",
     "model_calls": "calls",
@@ -88,6 +88,7 @@ _PARTS: dict[str, str] = {
     "samples": "samples",
     "built_groups": "built",
 }
+"""Table → the field of `Evidence` that holds its rows."""
 
 
 class Stored:
@@ -101,7 +102,7 @@ class Stored:
 
     def group_ids(self) -> list[str]:
         """Every group that any table knows, sorted."""
-        union = " UNION DISTINCT ".join(f"SELECT group_id FROM {name}" for name in _PARTS)
+        union = " UNION DISTINCT ".join(f"SELECT group_id FROM {name}" for name in PARTS)
         return [row[0] for row in self.query(f"SELECT group_id FROM ({union}) ORDER BY group_id")]
 
     def load(self, group_ids: Sequence[str]) -> list[Evidence]:
@@ -111,7 +112,7 @@ class Stored:
             return []
         where = "group_id BETWEEN {first:String} AND {last:String} AND group_id IN {ids:Array(String)}"
         parameters = {"first": min(group_ids), "last": max(group_ids), "ids": list(group_ids)}
-        for name, part in _PARTS.items():
+        for name, part in PARTS.items():
             for row in self.rows(name, where, parameters):
                 getattr(found[row.group_id], part).append(row)
         return list(found.values())
@@ -120,7 +121,7 @@ class Stored:
         """All groups, as many at a time as `BATCH_BYTES` allow, and at least one."""
         costs = " UNION ALL ".join(
             f"SELECT group_id, {_ROW_BYTES} + {_TOKEN_BYTES} * ({_TOKENS.get(name, '0')}) AS cost FROM {name}"
-            for name in _PARTS
+            for name in PARTS
         )
         ids: list[str] = []
         held_bytes = 0

@@ -18,6 +18,7 @@ from rollstream.schemas.records import Consumption
 from rollstream.sinks.base import Chunk, SinkBusy
 from rollstream.sinks.clickhouse import ClickHouseSink
 from rollstream.sinks.connect import connect
+from rollstream.sinks.stored import Stored
 from rollstream.sinks.tables import TABLES, is_stored, table_of
 from tests.services.clickhouse import ClickHouseServer
 from tests.unit.sinks.chain import Log, make_log
@@ -208,3 +209,12 @@ def test_server_that_hangs_is_not_waited_for_for_ever(tmp_path: Path, log: Log) 
         _patiently(lambda: sink.write([chunk]))
 
         assert {chunk.source: chunk.last + 1} == sink.positions()
+
+
+def test_store_is_asked_about_more_groups_than_a_url_can_name(server: ClickHouseServer) -> None:
+    """The client sends long parameters as a form; an audit asks about hundreds of groups at once."""
+    group_ids = [f"{'g' * 90}-{number:04}" for number in range(700)]
+
+    stored = Stored(connect(server.url))
+
+    assert group_ids == [one.group_id for one in stored.load(group_ids)]

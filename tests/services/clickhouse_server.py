@@ -2,8 +2,8 @@
 
 What it is: the real engine (chDB is ClickHouse as a library) on a folder, so tables, deduplication tokens, materialized views
 and FINAL are ClickHouse's own. Around it a small HTTP server that speaks what clickhouse-connect uses: queries with FORMAT
-in the body or in `query`, inserts with an Arrow or Native body (plain, lz4 or gzip), settings and parameters of a query
-in the URL, `database`, `/ping`, and errors with `X-ClickHouse-Exception-Code`.
+in the body, in `query` or in a form, inserts with an Arrow or Native body (plain, lz4 or gzip), settings and parameters of a
+query in the URL, `database`, `/ping`, and errors with `X-ClickHouse-Exception-Code`.
 
 What it is not: ClickHouse's own server. No users and passwords (all are let in), no TLS, no sessions, no replication, no
 keeper, no limits on parts or queries; an answer is made whole before it is sent, and never compressed. So what ClickHouse does
@@ -24,6 +24,8 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import fields
+from email.parser import BytesParser
+from email.policy import HTTP
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
@@ -137,6 +139,15 @@ def _split_insert(body: bytes) -> tuple[bytes, bytes]:
     return body[: found.end(1)], body[found.end() :]
 
 
+def _form(content_type: str, body: bytes) -> dict[str, str]:
+    """The fields of a form, which clients send where query and parameters are too long for a URL."""
+    form = BytesParser(policy=HTTP).parsebytes(f"Content-Type: {content_type}\r\n\r\n".encode() + body)
+    return {
+        str(part.get_param("name", header="content-disposition")): part.get_payload(decode=True).decode()
+        for part in form.iter_parts()
+    }
+
+
 def _decompressed(body: bytes, encoding: str) -> bytes:
     match encoding:
         case "lz4":
@@ -176,6 +187,9 @@ class Handler(FaultyHandler):
         if parts.path == "/_faults":
             self._add_fault(body)
             return
+        if self.headers.get_content_type() == "multipart/form-data":
+            url |= _form(self.headers["Content-Type"], body)
+            body = b""
         statement, rows = (url["query"].encode(), body) if url.get("query") else _split_insert(body)
         self.serve(statement.decode(), lambda: self._run(statement.decode(), rows, url))
 

@@ -60,6 +60,17 @@ def test_one_problem_is_not_ok(kind: str) -> None:
     assert "call-7: is not there" in as_table(report)
 
 
+def test_too_little_is_not_ok() -> None:
+    """The table says what there was too little of."""
+    verdict = Verdict(counts=dict(COUNTS))
+    verdict.demand()
+
+    report = make_report(facts(), SUMMARY, verdict)
+
+    assert not report["ok"]
+    assert "too little: rollouts certain: 0 of 0" in as_table(report)
+
+
 def test_process_that_ended_by_itself_or_load_that_was_cut_is_not_ok() -> None:
     """The run proves nothing where a process died of something else, or the ledger has no end."""
     verdict = Verdict(counts=dict(COUNTS))

@@ -10,9 +10,10 @@ import pytest
 
 from chaos.check_stores import Rows, TopicLook, _see, check_manifests, missing_rows, object_rows, overlaps
 from chaos.compare import Verdict, _take, add_topic, rules_of
+from rollstream.errors import SettingsError
 from rollstream.object_store import open_store
 from rollstream.processors.pipeline import load_pipeline
-from rollstream.schemas.records import GroupBuilt, Sample
+from rollstream.schemas.records import GroupBuilt, RolloutStatus, Sample
 from rollstream.sinks.base import Source
 from rollstream.sinks.objects import DataFile, Manifest, ObjectSink
 from rollstream.sinks.tables import TABLES, is_stored, table_of
@@ -49,6 +50,18 @@ def test_parquet_is_read_as_the_rows_that_clickhouse_has(log: Log, tmp_path: Pat
         {"model_calls", "rollouts", "groups", "samples", "dead_letters"} <= expected.by_table.keys() <= TABLES.keys()
     )
     assert [] == list(check_manifests(store))
+
+
+def test_score_that_was_said_again_is_the_same_score(log: Log) -> None:
+    """A scorer that runs again after a restart takes another time, and what it says is what counts."""
+    scores: Any = log.records["scores"][0]
+    first, *_ = table_of(type(scores)).rows(scores)
+    later = replace(first, score=replace(first.score, latency_ms=first.score.latency_ms + 7))
+    other = replace(first, score=replace(first.score, value=99.0))
+    rows = Rows()
+
+    assert [True, False, True] == [rows.add("scores", row) for row in (first, later, other)]
+    assert 1 == rows.twins
 
 
 def test_row_that_only_parquet_has_is_named(log: Log, tmp_path: Path) -> None:
@@ -161,5 +174,41 @@ def test_pipeline_that_cannot_be_recomputed_is_refused() -> None:
     config = load_pipeline(ROOT / "pipelines/default.yaml").config
 
     assert 600_000 == rules_of(config).join_deadline_ms
-    with pytest.raises(ValueError, match="expected grpo"):
-        rules_of(config.model_copy(update={"credit": config.credit.model_copy(update={"method": "rloo"})}))
+    for part, knobs, expected in (
+        ("credit", {"method": "rloo"}, "expected grpo"),
+        ("reward", {"components": {"outcome": 0.5}}, "weighs 1"),
+        ("group", {"counts": (RolloutStatus.SUCCEEDED,)}, r"group.counts=\['succeeded'\], expected all statuses"),
+        ("group", {"late": "revision"}, "group.late='revision', expected 'dead_letter'"),
+    ):
+        other = config.model_copy(update={part: getattr(config, part).model_copy(update=knobs)})
+        with pytest.raises(SettingsError, match=expected):
+            rules_of(other)
+
+
+def test_pipeline_of_the_chaos_run_is_known() -> None:
+    """What `make chaos` runs is what its comparison can recompute."""
+    assert 120_000 == rules_of(load_pipeline(ROOT / "chaos/pipeline.yaml").config).group_deadline_ms
+
+
+@pytest.mark.parametrize(
+    ("certain", "full", "missing"),
+    [(100, 10, []), (99, 10, ["rollouts"]), (100, 9, ["groups"]), (0, 0, ["rollouts", "groups"])],
+)
+def test_run_in_which_next_to_nothing_was_certain_proves_nothing(certain: int, full: int, missing: list[str]) -> None:
+    """Deadlines that end before what a fault takes leave nothing to ask for: that is no success."""
+    counts = {"finishes acknowledged": 1_000, "rollouts certain": certain, "groups": 500}
+    verdict = Verdict(counts={**counts, "groups certain to be full": full})
+
+    verdict.demand()
+
+    assert missing == [told.split()[0] for told in verdict.too_little]
+    assert verdict.ok is not bool(missing)
+
+
+def test_run_without_anything_proves_nothing() -> None:
+    """A share of nothing is reached by nothing."""
+    verdict = Verdict()
+
+    verdict.demand()
+
+    assert 2 == len(verdict.too_little)

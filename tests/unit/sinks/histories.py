@@ -8,7 +8,7 @@ from rollstream.processors.pipeline import Pipeline
 from rollstream.schemas.records import DeadLetter, Record
 from rollstream.sinks.audit import AuditReport, audit_evidence
 from rollstream.sinks.check_accounted import quarantine
-from rollstream.sinks.stored import _PARTS, Evidence
+from rollstream.sinks.stored import PARTS, Evidence
 from rollstream.sinks.tables import is_stored, table_of
 from tests.unit.processors.simulation import CODEC, Simulation, default_pipeline
 
@@ -68,7 +68,7 @@ def stored(simulation: Simulation) -> list[Evidence]:
             table = table_of(type(event.record))
             for row in table.rows(event.record):
                 evidence = found.setdefault(row.group_id, Evidence(row.group_id))
-                getattr(evidence, _PARTS[table.name]).append(row)
+                getattr(evidence, PARTS[table.name]).append(row)
     return list(found.values())
 
 

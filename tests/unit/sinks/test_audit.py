@@ -20,7 +20,7 @@ from rollstream.sinks.audit import AuditReport, audit, audit_evidence
 from rollstream.sinks.check_accounted import Quarantine, quarantine
 from rollstream.sinks.clickhouse import ClickHouseSink
 from rollstream.sinks.columns import field_hints
-from rollstream.sinks.stored import _PARTS, Evidence, Stored
+from rollstream.sinks.stored import PARTS, Evidence, Stored
 from tests.unit.sinks.chain import CODEC, Log, make_log
 
 NOT_CHECKED = {
@@ -135,11 +135,11 @@ def test_store_without_tables_is_an_error(engine: str) -> None:
         audit(client)
 
 
-@pytest.mark.parametrize("table", _PARTS)
+@pytest.mark.parametrize("table", PARTS)
 def test_every_changed_field_is_found(evidence: tuple[list[Evidence], Quarantine], table: str) -> None:
     """Change one field of one row at a time, over all fields of all tables: some check fails."""
     groups, held = evidence
-    part = _PARTS[table]
+    part = PARTS[table]
     at = next(i for i, group in enumerate(groups) if group.group_id == "g-1")
     rows = getattr(groups[at], part)
     passed = set()

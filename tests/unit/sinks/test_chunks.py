@@ -10,6 +10,8 @@ from rollstream.schemas.records import CallStarted
 from rollstream.sinks.base import Chunk, LogRecord, Source
 from rollstream.sinks.chunks import Chunker
 from rollstream.sinks.memory import MemorySink
+from tests.memory_claims import MemoryClaims
+from tests.unit.schemas.calls import a_call
 
 SOURCE = Source("t.calls.v1", 0)
 
@@ -77,6 +79,21 @@ def test_chunk_is_cut_by_size() -> None:
 
     assert [(0, 2)] == _ranges(chunks)
     assert chunker.size_bytes == 10
+
+
+def test_chunk_of_references_is_cut_by_the_size_of_what_they_name() -> None:
+    """A claim check is small, and its content is in memory when the chunk is written."""
+    codec = Codec(claims=MemoryClaims(), inline_bytes=1_000)
+    values = [codec.encode(a_call(f"c-{n}", output=range(1_000))) for n in range(4)]
+    content = codec.claimed_bytes(values[0])
+    chunker = Chunker(chunk_records=100, max_age_s=60, max_bytes=3 * content, claimed_bytes=codec.claimed_bytes)
+
+    chunks = [c for at, value in enumerate(values) for c in chunker.add(SOURCE, LogRecord(at, value), now_s=0)]
+
+    assert content > 8_000 > len(values[0])
+    assert 0 == codec.claimed_bytes(codec.encode(a_call("small")))
+    assert [(0, 2)] == _ranges(chunks)
+    assert chunker.size_bytes == len(values[3]) + content
 
 
 def test_offset_that_was_taken_is_ignored() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from rollstream.errors import SinkError
 from rollstream.sinks.base import Chunk, SinkBusy, Source
 from rollstream.sinks.chunks import Chunker
+from rollstream.sinks.commits import Commits
 from rollstream.sinks.loop import SinkLoop
 from rollstream.sinks.metrics import SinkMetrics
 
@@ -61,6 +62,8 @@ class FakeConsumer:
         self.watermarks = watermarks
         self.assigned: list[tuple[int, int]] = []
         self.committed: list[tuple[int, int]] = []
+        self.on_commit: Callable[[Any, Sequence[Any]], None] = lambda *_: None
+        self.refusal: KafkaError | None = None
         self.paused = False
         self.polls = 0
 
@@ -94,6 +97,7 @@ class FakeConsumer:
 
     def commit(self, offsets: Sequence[Any], asynchronous: bool) -> None:
         self.committed += [(p.partition, p.offset) for p in offsets]
+        self.on_commit(self.refusal, offsets)
 
 
 class FakeSink:
@@ -131,7 +135,9 @@ class Clock:
 def _loop(consumer: FakeConsumer, sink: FakeSink, clock: Clock, ids: Mapping[str, str] | None = None) -> SinkLoop:
     metrics = SinkMetrics(CollectorRegistry())
     names = {TOPIC: "id-1"} if ids is None else ids
-    return SinkLoop(consumer, sink, Chunker(5, max_age_s=2), lambda: names, metrics, clock)
+    commits = Commits()
+    consumer.on_commit = commits.answered
+    return SinkLoop(consumer, sink, Chunker(5, max_age_s=2), lambda: names, metrics, commits, clock)
 
 
 def test_partition_starts_at_the_position_of_the_store() -> None:
@@ -247,6 +253,27 @@ def test_full_chunk_is_written_then_committed() -> None:
 
     assert [(0, 4)] == sink.written
     assert [(0, 5)] == consumer.committed
+
+
+def test_commit_that_the_broker_did_not_take_is_made_again() -> None:
+    """Else a sink at the end of its topics would be shown as behind until something new is written."""
+    consumer, sink, clock = FakeConsumer(), FakeSink(), Clock()
+    loop = _loop(consumer, sink, clock)
+    loop.assigned(consumer, [TopicPartition(TOPIC, 0)])
+    consumer.messages.extend(Message(i) for i in range(5))
+    consumer.refusal = KafkaError(KafkaError.NOT_COORDINATOR)
+    loop.step()
+    consumer.refusal = None
+    loop.step()
+    too_early = list(consumer.committed)
+
+    clock.now_s = 6.0
+    loop.step()
+    clock.now_s = 60.0
+    loop.step()
+
+    assert [(0, 5)] == too_early
+    assert [(0, 5), (0, 5)] == consumer.committed
 
 
 def test_tail_is_written_when_it_is_old_and_at_the_end() -> None:
