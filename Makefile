@@ -1,7 +1,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test chaos lint bench clean
+.PHONY: help setup services demo test chaos lint bench clean
 
 PYTHON ?= python3
 EXTRAS := gateway,processor,sink,trainer,registry,embedded,dev
@@ -9,17 +9,21 @@ BIN := .venv/bin
 READY := .venv/.ready
 MINUTES ?= 30
 SEED ?= 1
+WORKERS ?= 3
 
 help:  ## show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 8
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
 
 setup: $(READY)  ## make .venv with everything in it (once; again when the pins change)
 
 demo: $(READY)  ## run the flight desk: agents, gateway, Kafka, ClickHouse and a training loop on this machine
 	$(BIN)/python -m examples.flight_desk.run
 
-test: $(READY)  ## run every test; puts Apache Kafka, an S3 server and vLLM's CPU build into build/ first
-	$(BIN)/python -m pytest
+services: $(READY)  ## put what tests run against into build/: Apache Kafka, a registry, an S3 server and vLLM's CPU build
+	$(BIN)/python -m tests.services
+
+test: services  ## run every test, in WORKERS processes at once (3: most tests wait most of the time)
+	$(BIN)/python -m pytest -n $(WORKERS)
 
 chaos: $(READY)  ## kill, freeze and cut off everything under load, then look for what is lost, doubled or wrong (MINUTES=30 SEED=1)
 	$(BIN)/python -m chaos.run --minutes $(MINUTES) --seed $(SEED)

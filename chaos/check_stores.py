@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from chaos.check_group import Problem
+from chaos.problem import Problem
 from rollstream.errors import BrokerError, SchemaError
 from rollstream.kafka import client_properties, watermarks
 from rollstream.schemas.codec import Codec, record_name

@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from chaos.check_group import Held, Problem, Rules, certainties, check_group, held_by, unknown_group
+from chaos.check_group import Held, certainties, check_group, held_by, unknown_group
 from chaos.check_stores import (
     Rows,
     TopicLook,
@@ -31,6 +31,7 @@ from chaos.check_stores import (
     samples_topic,
 )
 from chaos.ledger import LedgerFile
+from chaos.problem import Problem, Rules
 from rollstream.errors import SettingsError
 from rollstream.object_store import open_store
 from rollstream.processors.config import PipelineConfig

@@ -1,7 +1,7 @@
 """Agents that play rollouts and keep the ledger of truth: `python -m chaos.load --gateways URL,URL --ledger FILE`.
 
-What a group does follows from the seed (`plan_group`); what the gateways answer decides how often it has to try. Every request is
-one line in the ledger, written when its answer, or the lack of one, is known:
+What a group does follows from the seed (`plan.py`); what the gateways answer (`wire.py`) decides how often it has to try. Every
+request is one line in the ledger, written when its answer, or the lack of one, is known:
 
     {"k": "group", "g": group, "n": size, "members": [rollout, ...]}
     {"k": "open", "r": rollout, "a": attempt, "g": group, ...}
@@ -36,110 +36,17 @@ import aiohttp
 import orjson
 import uvloop
 
+from chaos.plan import CallPlan, GroupPlan, RolloutPlan, plan_group
 from chaos.truth import message_tokens, render, to_ids
+from chaos.wire import Reply, read_json, read_stream, read_whole
 from rollstream.schemas.identity import digest_ids
 from rollstream.schemas.types import pack_ids
 
-_WORDS = (
-    "add",
-    "move",
-    "open",
-    "close",
-    "read",
-    "write",
-    "test",
-    "build",
-    "merge",
-    "split",
-    "wait",
-    "send",
-    "look",
-    "turn",
-)
 _LONGEST_PAUSE_S = 4.0
 _TRIES_AT_CALL = 6
 _GRACE_S = 60.0
 """How long open rollouts may take to finish after the end."""
 _PROGRESS_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class CallPlan:
-    """One call of a rollout."""
-
-    say: str
-    """What the user message adds."""
-    is_stream: bool
-    max_tokens: int
-    seed: int | None
-    leaves_after_s: float | None
-    """The client closes the connection this long after asking, and asks again."""
-    events: int
-    """Environment events after it."""
-    repeats_event: bool
-    """Its events are sent twice, as by a client whose answer was lost."""
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutPlan:
-    """What an agent means to do."""
-
-    rollout_id: str
-    calls: tuple[CallPlan, ...]
-    temperature: float
-    status: str
-    reward: float | None
-    """None: the outcome names none."""
-    ending: str
-    """`finish`, `vanish` or `supersede`: after half of its calls a new attempt starts from the beginning."""
-    finishes_twice: bool
-    calls_late: bool
-    """One more call after the finish."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupPlan:
-    """A group."""
-
-    group_id: str
-    task_id: str
-    rollouts: tuple[RolloutPlan, ...]
-
-
-def plan_group(seed: int, number: int) -> GroupPlan:
-    """The group with this number; equal arguments give an equal plan."""
-    dice = random.Random(f"{seed}/{number}")
-    group_id = f"g{seed}-{number:06}"
-    size = dice.choices((4, 2, 3, 6, 8), (70, 10, 8, 6, 6))[0]
-    is_flat = dice.random() < 0.05
-    rollouts = tuple(_plan_rollout(dice, f"{group_id}-{at}", is_flat) for at in range(size))
-    return GroupPlan(group_id, f"task-{number % 97}", rollouts)
-
-
-def _plan_rollout(dice: random.Random, rollout_id: str, is_flat: bool) -> RolloutPlan:
-    is_empty = dice.random() < 0.01
-    return RolloutPlan(
-        rollout_id=rollout_id,
-        calls=() if is_empty else tuple(_plan_call(dice) for _ in range(dice.randint(2, 10))),
-        temperature=dice.choices((1.0, 0.7), (90, 10))[0],
-        status=dice.choices(("succeeded", "failed", "truncated", "aborted"), (80, 14, 5, 1))[0],
-        reward=None if dice.random() < 0.01 else 1.0 if is_flat else round(dice.uniform(-1, 1), 3),
-        ending=dice.choices(("finish", "vanish", "supersede"), (970, 10, 20))[0],
-        finishes_twice=dice.random() < 0.03,
-        calls_late=dice.random() < 0.02,
-    )
-
-
-def _plan_call(dice: random.Random) -> CallPlan:
-    return CallPlan(
-        say=" ".join(dice.choices(_WORDS, k=dice.randint(3, 20))),
-        is_stream=dice.random() < 0.5,
-        max_tokens=dice.choice((16, 32, 64)),
-        seed=dice.randrange(2**31) if dice.random() < 0.5 else None,
-        leaves_after_s=dice.uniform(0.005, 0.25) if dice.random() < 0.03 else None,
-        events=dice.choices((0, 1, 2), (50, 40, 10))[0],
-        repeats_event=dice.random() < 0.03,
-    )
 
 
 class Ledger:
@@ -171,28 +78,6 @@ class Rate:
         self._next_s = max(self._next_s, now_s - 1.0) + 1 / self._per_s
         if self._next_s > now_s:
             await asyncio.sleep(self._next_s - now_s)
-
-
-@dataclass(slots=True)
-class Reply:
-    """What became of one request."""
-
-    code: int = 0
-    """HTTP status; 0: there was none."""
-    values: Any = None
-    """The whole answer; None where it did not come whole."""
-    error: str = ""
-    """Why not."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether the client may rely on it."""
-        return self.values is not None
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether sending it again would not help."""
-        return self.code // 100 == 4 and self.code not in (408, 409, 425, 429)
 
 
 @dataclass(slots=True)
@@ -391,7 +276,7 @@ class Load:
         }
         data = orjson.dumps(body)
         url = f"{attempt.path}/v1/chat/completions"
-        read = _read_stream if call.is_stream else _read_whole
+        read = read_stream if call.is_stream else read_whole
         for tries in range(_TRIES_AT_CALL):
             await self._rate.take()
             leaves_after_s = call.leaves_after_s if tries == 0 else None
@@ -444,7 +329,7 @@ class Load:
         data = orjson.dumps(body)
         tries = 0
         while True:
-            reply = await self._try(line, tries, path, data, key, _read_json, None)
+            reply = await self._try(line, tries, path, data, key, read_json, None)
             if reply.ok or reply.is_refused or (self._ending.is_set() and tries >= _TRIES_AT_CALL):
                 return reply.values
             await self._pause(tries)
@@ -511,51 +396,6 @@ class Load:
         while True:
             await asyncio.sleep(_PROGRESS_S)
             print(orjson.dumps({"at_ms": _now_ms(), **self.counts}).decode(), flush=True)
-
-
-async def _read_json(response: aiohttp.ClientResponse, reply: Reply) -> None:
-    data = await response.read()
-    if response.status in (200, 201):
-        reply.values = orjson.loads(data)
-    else:
-        reply.error = data[:200].decode(errors="replace")
-
-
-async def _read_whole(response: aiohttp.ClientResponse, reply: Reply) -> None:
-    """A chat completion that is not streamed."""
-    await _read_json(response, reply)
-    if reply.ok:
-        choice, usage = reply.values["choices"][0], reply.values["usage"]
-        reply.values = {
-            "id": reply.values["id"],
-            "text": choice["message"]["content"] or "",
-            "finish": choice["finish_reason"],
-            "usage": [usage["prompt_tokens"], usage["completion_tokens"]],
-        }
-
-
-async def _read_stream(response: aiohttp.ClientResponse, reply: Reply) -> None:
-    """A chat completion that is streamed; it is whole only with `[DONE]`."""
-    if response.status != 200:
-        await _read_json(response, reply)
-        return
-    values: dict[str, Any] = {"id": None, "text": "", "finish": None}
-    async for raw in response.content:
-        if not raw.startswith(b"data: "):
-            continue
-        if raw.startswith(b"data: [DONE]"):
-            if values["finish"] is not None:
-                reply.values = values
-            return
-        event = orjson.loads(raw[6:])
-        if "error" in event:
-            reply.error = str(event["error"].get("message"))[:200]
-            return
-        values["id"] = event["id"]
-        for choice in event["choices"]:
-            values["text"] += choice["delta"].get("content") or ""
-            values["finish"] = choice["finish_reason"] or values["finish"]
-    reply.error = "the stream ended early"
 
 
 def hash_of(name: str) -> int:

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
+from rollstream.schemas.parsed import Parsed, class_of
 from rollstream.schemas.records import Record
 
 
@@ -38,7 +39,8 @@ class Event:
     """A record read from a topic. What a stage keeps of it is its bytes: the record is decoded again when it is asked for.
 
     The shell calls `thin` once every stage has seen the event. From then on each access to `record` decodes, so that a stage
-    with many open items holds their encoded bytes once, and reads `record` once when it closes one.
+    with many open items holds their encoded bytes once, and reads `record` once when it closes one. Until then a stage that
+    only wants to know what the event is about asks for its `cls` and `fields`, for which no record has to be made.
     """
 
     __slots__ = ("_decode", "_record", "key", "position", "time_ms", "value")
@@ -46,7 +48,7 @@ class Event:
     def __init__(
         self,
         position: Position,
-        record: Record,
+        record: Record | Parsed,
         time_ms: int,
         value: bytes,
         key: bytes | None = None,
@@ -61,15 +63,28 @@ class Event:
         """Its bytes as they stand in the log."""
         self.key = key
         """Its key."""
-        self._record: Record | None = record
+        self._record: Record | Parsed | None = record
         self._decode = decode
 
     @property
     def record(self) -> Record:
         """The decoded record."""
-        if self._record is None and self._decode is not None:
+        found = self._record
+        if found is None and self._decode is not None:
             return self._decode(self.value)
-        return cast(Record, self._record)
+        if isinstance(found, Parsed):
+            found = self._record = cast(Record, found.make())
+        return cast(Record, found)
+
+    @property
+    def fields(self) -> Any:
+        """What reads like the record but for nested fields and enums, see `Parsed`; or the record."""
+        return self.record if self._record is None else self._record
+
+    @property
+    def cls(self) -> type[Record]:
+        """The record's class."""
+        return class_of(self.fields)
 
     def thin(self) -> None:
         """Let go of the decoded record."""
@@ -149,6 +164,12 @@ class Stage(Protocol):
     """How much younger than one of its outputs everything unfinished must be before the shell stops reading that output back
     at a start, and calls `forget`. 0: as soon as what it was made of is committed."""
 
+    @property
+    def pending_ms(self) -> int | None:
+        """Event time from which on more may come of what it has seen, without a further event: work that runs or waits for its
+        turn, what a tick has left to the next. Downstream of it no later time passes. None: nothing.
+        """
+
     def apply(self, event: Event) -> Step:
         """See one input event, in log order per topic."""
 
@@ -162,7 +183,11 @@ class Stage(Protocol):
         """Which item an event of the stage's own output topic finishes; None if it finishes none (a sample)."""
 
     def item_done(self, item: str) -> tuple[Position, ...]:
-        """The item is finished: forget it, remember that it is done, and say which held events that lets go of."""
+        """The item is finished: forget it, remember that it is done, and say which held events that lets go of.
+
+        Of what it was emitted from (`Emit.used`), that is all that is part of what the log holds, which may be another worker's:
+        the shell lets go of nothing else, and the rest has to be rejected first.
+        """
 
     def work_done(self, key: str, result: object) -> Step:
         """The result of `Work`."""

@@ -23,6 +23,7 @@ class BuildStage:
     inputs: tuple[str, ...] = ("rollouts", "credits")
     output = "samples"
     reads_own_output = True
+    pending_ms = None
 
     def __init__(self, config: BuildConfig, group: GroupConfig, signature: Signature) -> None:
         """Args: group: what the group stage does, which says how long a rollout may be waited for."""

@@ -35,9 +35,9 @@ _EVENT = attrgetter(*(field.name for field in fields(EnvironmentEvent) if field.
 _WORST_FIRST = (Delivery.NONE, Delivery.PARTIAL, Delivery.FULL, Delivery.UNKNOWN)
 
 
-def about(record: Record, noun: str) -> int:
-    """What a source record of a topic is about."""
-    return hash(_ABOUT[type(record)](record, noun))
+def about(kind: type[Record], fields: Any, noun: str) -> int:
+    """What a source record of a topic is about. Args: fields: the record, or what reads like it."""
+    return hash(_ABOUT[kind](fields, noun))
 
 
 def mark(record: Record) -> int:

@@ -9,9 +9,9 @@ What is left over when everything is read to its end belongs to something that i
 
 * a decision whose rollouts are not in. They came before it, so they were read, used and committed by an earlier run. It is let
   go of once that has been so for `ORPHAN_AFTER_MS`;
-* a rollout that no decision names. The group stage decides within `deadline_s`, and from there a decision takes as long as the
-  slowest scorer, so it is let go of when the group stage has forgotten the group, too. One that does not count for its group
-  is no member of anything, and goes without a further dead letter when the group's time is over.
+* a rollout that no decision names. The group stage decides within `deadline_s`, and while a scorer has the rollout, no time
+  passes here; so it is let go of when the group stage has forgotten the group, too. One that does not count for its group is
+  no member of anything, and goes without a further dead letter when the group's time is over.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ class GroupStage:
     inputs: tuple[str, ...] = ("rollouts",)
     output = "groups"
     reads_own_output = True
+    pending_ms = None
 
     def __init__(self, config: GroupConfig, signature: Signature) -> None:
         self.remembers_ms = round(config.remember_s * 1000)

@@ -71,27 +71,32 @@ class JoinStage:
         self._attempts: dict[str, dict[int, OpenRollout]] = {}
         self._orphans: Orphans[Held] = Orphans()
         self._due: list[tuple[int, str]] = []
+        self._left_ms: int | None = None
+        """The first deadline that has passed and was left to the next tick."""
         self._ledger = Ledger(self.name, mark, _refuse, keep=None)
         self._past: dict[str, None] = {}
 
     def apply(self, event: Event) -> Step:
-        record = event.record
-        if not isinstance(record, _NAMES_ITS_ITEM):
-            raise StageError(f"join cannot use a {type(record).__name__} from topic {event.position.noun!r}")
-        item = f"{record.rollout_id}/{record.attempt}"
-        held = hold(event)
-        if isinstance(record, RolloutOpened):
-            self._supersede(record)
+        kind, fields = event.cls, event.fields
+        if kind not in _NAMES_ITS_ITEM:
+            raise StageError(f"join cannot use a {kind.__name__} from topic {event.position.noun!r}")
+        item = f"{fields.rollout_id}/{fields.attempt}"
+        if kind is RolloutOpened:
+            self._supersede(fields.rollout_id, fields.attempt)
         if self._ledger.is_closed(item):
-            return self._ledger.after_close(item, event, held.mark)
+            return self._ledger.after_close(item, event)
+        held = hold(event)
         rollout = self._open.get(item)
         if rollout is not None:
             return self._add(item, rollout, [held])
-        if isinstance(record, RolloutOpened):
-            rollout = OpenRollout(held, record.opened_at_ms)
-            return self._begin(item, record, rollout)
+        if kind is RolloutOpened:
+            return self._begin(item, OpenRollout(held, fields.opened_at_ms))
         self._orphans.add(item, held)
         return self._ledger.step()
+
+    @property
+    def pending_ms(self) -> int | None:
+        return self._left_ms
 
     def tick(self, now_ms: int) -> Step:
         emits: list[Emit] = []
@@ -102,6 +107,7 @@ class JoinStage:
             if rollout is not None:
                 num_bytes += sum(len(held.event.value) for held in rollout.held())
                 emits.append(self._close(item, rollout))
+        self._left_ms = self._due[0][0] if self._due and self._due[0][0] <= now_ms else None
         given_up = tuple(self._no_opening(item, held) for item, held in self._orphans.tick(now_ms))
         return self._ledger.step(emits=tuple(emits), rejects=given_up)
 
@@ -132,9 +138,10 @@ class JoinStage:
             del self._past[oldest]
             self._ledger.forget(oldest)
 
-    def _begin(self, item: str, opened: RolloutOpened, rollout: OpenRollout) -> Step:
+    def _begin(self, item: str, rollout: OpenRollout) -> Step:
         self._open[item] = rollout
-        self._attempts.setdefault(opened.rollout_id, {})[opened.attempt] = rollout
+        rollout_id, attempt = _attempt_of(item)
+        self._attempts.setdefault(rollout_id, {})[attempt] = rollout
         heapq.heappush(self._due, (rollout.opened_ms + self._deadline_ms, item))
         return self._add(item, rollout, self._orphans.take(item))
 
@@ -149,9 +156,9 @@ class JoinStage:
         emits = (self._close(item, rollout),) if rollout.is_complete() else ()
         return self._ledger.step(emits, tuple(rejects), tuple(finished))
 
-    def _supersede(self, opened: RolloutOpened) -> None:
-        for attempt, rollout in self._attempts.get(opened.rollout_id, {}).items():
-            if attempt < opened.attempt:
+    def _supersede(self, rollout_id: str, by: int) -> None:
+        for attempt, rollout in self._attempts.get(rollout_id, {}).items():
+            if attempt < by:
                 rollout.is_superseded |= not rollout.has_ended_in("calls")
 
     def _close(self, item: str, rollout: OpenRollout) -> Emit:
@@ -163,9 +170,9 @@ class JoinStage:
     def _end(self, item: str) -> None:
         """The rollout is open no longer."""
         del self._open[item]
-        rollout_id, _, attempt = item.rpartition("/")
+        rollout_id, attempt = _attempt_of(item)
         attempts = self._attempts[rollout_id]
-        del attempts[int(attempt)]
+        del attempts[attempt]
         if not attempts:
             del self._attempts[rollout_id]
 
@@ -176,6 +183,11 @@ class JoinStage:
             f"{held.kind.__name__} belongs to rollout {item!r}, whose opening is not in topic calls; it came long after the "
             "rollout was done, or the opening is lost: look at the rollout, and for its writer",
         )
+
+
+def _attempt_of(item: str) -> tuple[str, int]:
+    rollout_id, _, attempt = item.rpartition("/")
+    return rollout_id, int(attempt)
 
 
 def _refuse(event: Event, item: str, holds: Callable[[int], bool]) -> Refusal:

@@ -35,12 +35,18 @@ everything upstream is read to its end, so nothing is under way; but the clocks 
 
 @dataclass(slots=True)
 class Marked:
-    """An event whose mark is known, so that nobody decodes it again to compute it."""
+    """An event and its mark, which is computed once: when somebody asks for it, or by whoever has the record at hand."""
 
     event: Event
     """The event."""
-    mark: int
-    """What it says."""
+    mark: int | None
+    """What it says; None while nobody has asked."""
+
+    def marked(self, mark: Callable[[Record], int]) -> int:
+        """Its mark. Decodes the event if it is not known. Args: mark: computes it."""
+        if self.mark is None:
+            self.mark = mark(self.event.record)
+        return self.mark
 
 
 _NONE: Mapping[Position, Refusal] = MappingProxyType({})
@@ -90,7 +96,7 @@ class Ledger:
 
         Args:
             marks: what it was made of.
-            events: all events held for it; those without a mark are decoded for it.
+            events: all events held for it; those whose mark is not known are decoded for it.
             refused: those of them of which more is known than that they are not part of it.
 
         Returns: the events that it was made of.
@@ -168,7 +174,7 @@ class Ledger:
 
     def _marked(self, events: Iterable[Event | Marked]) -> Iterator[Marked]:
         for one in events:
-            yield one if isinstance(one, Marked) else Marked(one, self._mark(one.record))
+            yield one if isinstance(one, Marked) else Marked(one, None)
 
     def _split(
         self, item: str, held: Iterable[Marked], refused: Mapping[Position, Refusal]
@@ -176,7 +182,7 @@ class Ledger:
         used, others = [], []
         for one in held:
             position = one.event.position
-            if self._holds(item, one.mark):
+            if self._holds(item, one.marked(self._mark)):
                 used.append(position)
             elif position in refused:
                 others.append(self.reject(one.event, *refused[position]))

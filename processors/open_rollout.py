@@ -3,8 +3,9 @@
 The rules are join's, see `join.py`. Nothing here depends on the order across topics: records are kept by what they are
 about, and within a topic they come in log order.
 
-What is kept of a record is its bytes and a few numbers. It is decoded when it comes, to learn these, and once more when the
-rollout is closed.
+What is kept of a record is its bytes and a few numbers. It is read when it comes, to learn these, and decoded when the rollout
+is closed. What a call or an event says (its mark) is a hash of everything in it: that is computed when the rollout is closed, or
+when a second record comes about the same thing.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ from rollstream.schemas.types import Json
 Expected = tuple[int | None, int | None]
 """How many calls and events a terminal counts."""
 
+_MARKED_LATER = (ModelCall, EnvironmentEvent)
+"""The large ones."""
+
 
 @dataclass(slots=True)
 class Held(Marked):
@@ -54,12 +58,13 @@ class Held(Marked):
 
 def hold(event: Event) -> Held:
     """What to keep of an event."""
-    record = event.record
-    held = Held(event, mark(record), about(record, event.position.noun), type(record))
-    if isinstance(record, CallStarted | ModelCall):
-        held.call = hash(record.call_id)
-    elif isinstance(record, Terminal) and (record.expected_calls, record.expected_events) != held.expected:
-        held.expected = (record.expected_calls, record.expected_events)
+    kind, fields = event.cls, event.fields
+    said = None if kind in _MARKED_LATER else mark(event.record)
+    held = Held(event, said, about(kind, fields, event.position.noun), kind)
+    if kind in (CallStarted, ModelCall):
+        held.call = hash(fields.call_id)
+    elif kind is Terminal and (fields.expected_calls, fields.expected_events) != held.expected:
+        held.expected = (fields.expected_calls, fields.expected_events)
     return held
 
 
@@ -85,8 +90,10 @@ class OpenRollout:
         noun = held.event.position.noun
         first = self._slots.get(held.slot)
         repeated = self._repeated.get(held.slot, ())
-        if first is not None and (first.mark == held.mark or any(one.mark == held.mark for one in repeated)):
-            return "duplicate"
+        if first is not None:
+            said = held.marked(mark)
+            if said == first.marked(mark) or any(said == one.marked(mark) for one in repeated):
+                return "duplicate"
         if noun in self._ends and not self._is_short_of(noun):
             return "late"
         if first is not None:
@@ -135,7 +142,7 @@ class OpenRollout:
                     f"rollout {item!r} was finished twice, differently; the last one counts",
                 )
                 for end in ends
-                if end.mark != ends[-1].mark
+                if end.marked(mark) != ends[-1].marked(mark)
             }
         )
         return found
@@ -148,7 +155,7 @@ class OpenRollout:
         is_barrier = in_time and self._counts_are_right()
         opened: Any = next(h.event.record for h in self._slots.values() if h.kind is RolloutOpened)
         kept = [
-            held.event.record
+            _record(held)
             for held in self._slots.values()
             if held.kind not in (RolloutOpened, Terminal)
             and held.event.position not in refused
@@ -206,6 +213,14 @@ class OpenRollout:
             noun, (None, 0)
         )
         return expected is not None and expected > found
+
+
+def _record(held: Held) -> Record:
+    """The record, which gives the mark on the way."""
+    record = held.event.record
+    if held.mark is None:
+        held.mark = mark(record)
+    return record
 
 
 def _calls(records: Sequence[Record]) -> tuple[tuple[ModelCall, ...], tuple[str, ...]]:

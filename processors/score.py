@@ -12,6 +12,7 @@ are kept with it, and those in the log are used again: a revision scores its lat
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -58,6 +59,8 @@ class _Scored:
     """The rollout."""
     group_id: str
     """Its group."""
+    closed_at_ms: int
+    """When it was closed."""
     is_scored: bool
     """Whether it is to be scored at all."""
     has_begun: bool = False
@@ -100,6 +103,8 @@ class ScoreStage:
         """Scores in the log of groups that may be revised, by group and score id."""
         self._waiting: deque[tuple[str, _Scoring]] = deque()
         self._running: set[str] = set()
+        self._unscored: list[tuple[int, str]] = []
+        """Rollouts whose scorers wait or run, by when they were closed; entries of others are stale."""
 
     def apply(self, event: Event) -> Step:
         record = event.record
@@ -110,6 +115,12 @@ class ScoreStage:
             if decision.event is event:
                 self._expect(decision)
         return self._next(group_id, step)
+
+    @property
+    def pending_ms(self) -> int | None:
+        while self._unscored and not self._is_pending(self._unscored[0][1]):
+            heapq.heappop(self._unscored)
+        return self._unscored[0][0] if self._unscored else None
 
     def tick(self, now_ms: int) -> Step:
         step = self._gather.tick(now_ms)
@@ -151,7 +162,9 @@ class ScoreStage:
         digest, group_id = rollout.digest, rollout.group_id
         if digest in self._scored or not self._gather.holds(group_id, digest):
             return
-        scored = _Scored(rollout.rollout_id, group_id, rollout.status is not RolloutStatus.ABORTED)
+        scored = _Scored(
+            rollout.rollout_id, group_id, rollout.closed_at_ms, rollout.status is not RolloutStatus.ABORTED
+        )
         self._scored[digest] = scored
         for scoring in self._scorings if group_id in self._written else ():
             known = self._written[group_id].get(scoring.empty(rollout.rollout_id, digest).score_id)
@@ -180,7 +193,12 @@ class ScoreStage:
             for decision in self._gather.decisions(scored.group_id):
                 decision.unscored.discard(digest)
             return
+        heapq.heappush(self._unscored, (scored.closed_at_ms, digest))
         self._waiting.extend((digest, one) for one in self._scorings if one.spec.name not in scored.scores)
+
+    def _is_pending(self, digest: str) -> bool:
+        scored = self._scored.get(digest)
+        return scored is not None and scored.has_begun and not self._has_all(scored)
 
     def _has_all(self, scored: _Scored) -> bool:
         return not scored.is_scored or len(scored.scores) == len(self._scorings)

@@ -20,6 +20,7 @@ class OneToOne(ABC):
     inputs: tuple[str, ...]
     output: str
     reads_own_output = True
+    pending_ms = None
     remembers_ms = 0
 
     def __init__(self) -> None:

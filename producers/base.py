@@ -18,7 +18,7 @@ class Submitted(asyncio.Future[None]):
     """A submitted record: done once the broker has acknowledged it."""
 
     waits_for: BrokerError | None = None
-    """Why it was not given to Kafka yet, where that is known: the claim store is down. It is still queued."""
+    """Why it was not given to Kafka yet, where that is known: claim store or schema registry are down. It is still queued."""
 
 
 class Publisher(Protocol):
@@ -31,15 +31,14 @@ class Publisher(Protocol):
 
         Returns: done when the broker has acknowledged; its exception is a BrokerError if it never will.
 
-        Raises: BrokerError: reason `queue_full`, `too_large`, `refused`, `fatal`, `closed` or `registry_down`; nothing was
-            queued.
+        Raises: BrokerError: reason `queue_full`, `too_large`, `refused`, `fatal` or `closed`; nothing was queued.
         """
 
     async def publish(self, record: Record, *, noun: str | None = None, timeout_s: float | None = None) -> None:
         """Queue a record and wait for the acknowledgement.
 
-        Raises: BrokerError: as `submit`, or reason `ack_timeout` or `claims_down`; then the record is still queued and may arrive
-            later.
+        Raises: BrokerError: as `submit`, or reason `ack_timeout`, `claims_down`, `registry_down` or `not_registered`; then the
+            record is still queued and may arrive later.
         """
 
     async def close(self, timeout_s: float = 10.0) -> None:
@@ -53,8 +52,8 @@ class Publisher(Protocol):
 async def acknowledged(future: asyncio.Future[None], timeout_s: float | None) -> None:
     """Wait for a submitted record's acknowledgement, without taking the record back if it does not come.
 
-    Raises: BrokerError: reason `ack_timeout`, or `claims_down` where the claim store is what it waits for; or why the broker
-        refused.
+    Raises: BrokerError: reason `ack_timeout`, or why the claim store or the registry does not answer, where that is what it waits
+        for; or why the broker refused.
     """
     if not future.done():
         await asyncio.wait((future,), timeout=timeout_s)

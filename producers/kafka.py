@@ -1,5 +1,8 @@
 """The publisher that writes to Kafka, through librdkafka.
 
+Where there is a schema registry, it is asked for the ids of all schemas once, in a thread; what is submitted before it has
+answered waits, as for a broker. After that nothing depends on it.
+
 A record that is too large for Kafka goes into the claim store first, for as long as it takes; meanwhile what comes later under
 its key waits behind it, and what comes under other keys does not.
 
@@ -19,7 +22,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from rollstream.errors import BrokerError, boundary
+from rollstream.errors import BrokerError, SchemaError, boundary
 from rollstream.kafka import producer_properties
 from rollstream.producers.base import Submitted, acknowledged, quiet
 from rollstream.schemas.envelope import Message, draft_message
@@ -30,6 +33,10 @@ from rollstream.settings import ClaimSettings, KafkaSettings
 _log = logging.getLogger(__name__)
 _POLL_S = 0.2
 """Longest sleep of the poll thread with nothing to do; an acknowledgement wakes it at once."""
+_ASK_AGAIN_S = 1.0
+"""Pause before a registry that did not answer is asked again."""
+_MOST_EARLY = 10_000
+"""Records that wait for the registry; more are refused as a full queue."""
 _STORE_AGAIN_S = 1.0
 """Pause before a claim is stored again after the store was down."""
 _MOST_WAITING_BYTES = 256 << 20
@@ -63,6 +70,8 @@ class KafkaPublisher:
     ) -> None:
         """Args: source: CloudEvents source of the messages. linger_ms: see `producer_properties`."""
         self._codec = open_codec(kafka.registry_url, claims)
+        self._early: list[tuple[Record, str | None, Submitted]] = []
+        self._lacks: BrokerError | None = None
         self._lines: dict[bytes, deque[_Waiting]] = {}
         self._storing: set[asyncio.Task[None]] = set()
         self._waiting_bytes = 0
@@ -78,6 +87,7 @@ class KafkaPublisher:
             self._producer = Producer({**properties, "error_cb": self._on_error})
         self._thread = threading.Thread(target=self._poll, name="kafka-poll", daemon=True)
         self._thread.start()
+        self._learning = self._loop.create_task(self._learn()) if kafka.registry_url else None
 
     @property
     def problem(self) -> str | None:
@@ -92,14 +102,49 @@ class KafkaPublisher:
                 f"cannot write {name}: the producer is {self._problem or 'closed'}; restart this process",
                 reason="fatal" if self._problem else "closed",
             )
-        message = draft_message(record, self._codec, prefix=self._prefix, source=self._source, noun=noun)
         future = Submitted(loop=self._loop)
         future.add_done_callback(quiet)
+        if self._learning is None:
+            self._send(record, noun, future)
+        elif len(self._early) < _MOST_EARLY:
+            future.waits_for = self._lacks
+            self._early.append((record, noun, future))
+        else:
+            raise BrokerError(
+                f"cannot write {name}: {len(self._early)} records wait for the schema registry; look at kafka.registry_url",
+                reason="queue_full",
+            )
+        return future
+
+    async def _learn(self) -> None:
+        """Ask the registry for the ids, again and again while it does not tell them; then send what has waited for them."""
+        while True:
+            try:
+                await asyncio.to_thread(self._codec.learn)
+            except (BrokerError, SchemaError) as error:
+                _log.warning("records wait: %s", error)
+                self._lacks = BrokerError(str(error), reason=error.reason)
+                for _, _, future in self._early:
+                    future.waits_for = self._lacks
+                await asyncio.sleep(_ASK_AGAIN_S)
+            else:
+                break
+        self._learning = None
+        early, self._early = self._early, []
+        for record, noun, future in early:
+            future.waits_for = None
+            try:
+                self._send(record, noun, future)
+            except (BrokerError, SchemaError) as error:
+                if not future.done():
+                    future.set_exception(error)
+
+    def _send(self, record: Record, noun: str | None, future: Submitted) -> None:
+        message = draft_message(record, self._codec, prefix=self._prefix, source=self._source, noun=noun)
         if message.claim is None and message.key not in self._lines:
             self._produce(message, future)
         else:
             self._queue(_Waiting(message, future))
-        return future
 
     def _produce(self, message: Message, future: Submitted) -> None:
         try:
@@ -176,8 +221,12 @@ class KafkaPublisher:
         """As in `Publisher`."""
         if not self._is_closed:
             deadline = self._loop.time() + timeout_s
+            if self._learning is not None:
+                await asyncio.wait([self._learning], timeout=timeout_s)
+            if self._learning is not None:
+                self._learning.cancel()
             if self._storing:
-                await asyncio.wait(self._storing, timeout=timeout_s)
+                await asyncio.wait(self._storing, timeout=max(deadline - self._loop.time(), 0.0))
             for task in self._storing:
                 task.cancel()
             await asyncio.to_thread(self._producer.flush, max(deadline - self._loop.time(), 0.0))

@@ -17,6 +17,7 @@ from rollstream.dlq import dlq
 from rollstream.errors import RollstreamError
 
 if TYPE_CHECKING:
+    from rollstream.schemas.codec import Codec
     from rollstream.settings import Settings
     from rollstream.sinks.fill import Fill
 
@@ -247,17 +248,17 @@ def rebuild(
     snapshot = take_snapshot(settings.kafka, loaded, start)
     for line in snapshot.missing():
         click.echo(f"rollstream: {line}", err=True)
+    codec = open_codec(settings.kafka.registry_url, settings.claims)
     target: Target
     if to_store is None:
         target = NewTopics(settings.kafka.model_copy(update={"prefix": prefix, "partitions": snapshot.partitions}))
     else:
-        target = _store_to_fill(settings, to_store)
+        target = _store_to_fill(settings, to_store, codec)
     shown = _Progress(snapshot.records)
-    codec = open_codec(settings.kafka.registry_url, settings.claims)
     click.echo(str(run_rebuild(settings, loaded, snapshot, target, codec, prefix=prefix, progress=shown)))
 
 
-def _store_to_fill(settings: Settings, url: str) -> Fill:
+def _store_to_fill(settings: Settings, url: str, codec: Codec) -> Fill:
     from confluent_kafka.admin import AdminClient
 
     from rollstream.kafka import client_properties
@@ -268,7 +269,8 @@ def _store_to_fill(settings: Settings, url: str) -> Fill:
     filled = settings.model_copy(update={"sink": settings.sink.model_copy(update={"clickhouse": url})})
     names = [topic.name(settings.kafka.prefix) for topic in all_topics().values()]
     ids = topic_ids(AdminClient(client_properties(settings.kafka)), names)
-    return Fill(open_sink(filled, "clickhouse"), settings.sink.chunk_records, ids)
+    sink = open_sink(filled, "clickhouse", codec)
+    return Fill(sink, settings.sink.chunk_records, ids, claimed_bytes=codec.claimed_bytes)
 
 
 class _Progress:

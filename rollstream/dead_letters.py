@@ -1,8 +1,8 @@
 """Dead letters as an operator looks at them: which ones, how they are shown, and where each may go back to. Pure.
 
 The topic `dead-letters` is the source; `dead_letter_topic.py` reads and writes it, `dlq.py` is the command line. A dead
-letter may stand in its topic twice (a worker that was killed between writing and committing writes it again): the first one
-counts.
+letter may stand in its topic twice: a worker that was killed between writing and committing writes it again, and may by then
+have another reason (a `conflict` of a rollout that is closed meanwhile is `late`). The first one counts.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from rollstream.errors import SchemaError, SettingsError
+from rollstream.errors import BrokerError, SchemaError, SettingsError
+from rollstream.schemas.codec import Codec, claim_name
 from rollstream.schemas.readable import to_readable
-from rollstream.schemas.records import DeadLetter, Record
+from rollstream.schemas.records import DeadLetter
 from rollstream.schemas.topics import topics
 
 ID_CHARACTERS = 12
@@ -118,11 +119,12 @@ def noun_of(topic: str) -> str:
 
 
 def select(found: Iterable[Filed], selection: Selection) -> list[Filed]:
-    """The selected ones, each id once, oldest first."""
-    kept: dict[str, Filed] = {}
+    """The selected ones, oldest first; of each record the first that one boundary has filed."""
+    kept: dict[tuple[str, int, int, str], Filed] = {}
     for filed in found:
         if selection.takes(filed):
-            kept.setdefault(filed.letter.dead_letter_id, filed)
+            letter = filed.letter
+            kept.setdefault((letter.topic, letter.partition, letter.offset, letter.boundary), filed)
     return sorted(kept.values(), key=lambda filed: (filed.filed_ms, filed.partition, filed.offset))
 
 
@@ -202,29 +204,33 @@ def as_json(filed: Filed) -> dict[str, Any]:
     }
 
 
-def opened(filed: Filed, decode: Callable[[bytes], Record]) -> dict[str, Any]:
-    """All of a dead letter: its facts, and the original record where it can be read, else why not and its first bytes.
-
-    Args: decode: makes a record of bytes; raises SchemaError.
+def opened(filed: Filed, codec: Codec) -> dict[str, Any]:
+    """All of a dead letter: its facts, and the original record where it can be read. Else why not, with the claim check that
+    stands in the record's place if it was a large one, and with the first bytes.
     """
-    found = as_json(filed)
+    found, value = as_json(filed), filed.letter.value
     try:
-        record = decode(filed.letter.value)
-    except SchemaError as error:
-        return {**found, "record": None, "unreadable": str(error), "hex": filed.letter.value[:_HEX_BYTES].hex()}
+        record = codec.decode(value)
+    except (SchemaError, BrokerError) as error:
+        check = codec.claim_check(value)
+        claim = {} if check is None else {"claim": {"name": claim_name(check.digest), **asdict(check)}}
+        return {**found, "record": None, "unreadable": str(error), **claim, "hex": value[:_HEX_BYTES].hex()}
     return {**found, "record_type": type(record).__name__, "record": to_readable(record)}
 
 
 def show_lines(shown: Mapping[str, Any]) -> list[str]:
     """What `opened` found, for people."""
     record, unreadable = shown["record"], shown.get("unreadable")
-    facts = {k: v for k, v in shown.items() if k not in ("record", "record_type", "unreadable", "hex")}
+    facts = {k: v for k, v in shown.items() if k not in ("record", "record_type", "unreadable", "claim", "hex")}
     width = max(map(len, facts))
     lines = [f"{name.ljust(width)}  {'-' if value is None else _told(name, value)}" for name, value in facts.items()]
     if record is not None:
         return [*lines, "", f"{shown['record_type']}:", json.dumps(record, indent=2, ensure_ascii=False)]
     head = bytes.fromhex(shown["hex"])
-    lines += ["", f"unreadable: {unreadable}", f"first {len(head)} of {shown['size_bytes']} bytes:"]
+    lines += ["", f"unreadable: {unreadable}"]
+    if "claim" in shown:
+        return [*lines, "", "ClaimCheck:", json.dumps(shown["claim"], indent=2)]
+    lines += [f"first {len(head)} of {shown['size_bytes']} bytes:"]
     for at in range(0, len(head), 16):
         part = head[at : at + 16]
         text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)

@@ -69,7 +69,7 @@ def dlq_show(context: click.Context, dead_letter_id: str, as_json: bool) -> None
 
     (filed,) = _topic(context).find(Selection(ids=(dead_letter_id,)))
     settings = load_settings(context.obj)
-    shown = opened(filed, open_codec(settings.kafka.registry_url, settings.claims).decode)
+    shown = opened(filed, open_codec(settings.kafka.registry_url, settings.claims))
     click.echo(json.dumps(shown, indent=2, ensure_ascii=False) if as_json else "\n".join(show_lines(shown)))
 
 

@@ -21,7 +21,9 @@ import io
 import json
 import re
 import struct
+from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any, Protocol, TypeVar
@@ -33,12 +35,16 @@ from fastavro.schema import fingerprint, parse_schema, to_parsing_canonical_form
 from rollstream.errors import BrokerError, SchemaError, boundary
 from rollstream.schemas.derive import NAMESPACE, converters
 from rollstream.schemas.identity import digest_bytes
+from rollstream.schemas.parsed import Parsed
 from rollstream.schemas.records import RECORDS, Record
 from rollstream.schemas.records.claims import ClaimCheck
 
 _SINGLE_OBJECT = b"\xc3\x01"
 _CONFLUENT = b"\x00"
 _FILE_NAME = re.compile(r"^(?P<record>[a-z_]+)\.v(?P<version>[0-9]+)\.avsc$")
+
+AT_HAND_BYTES = 64 << 20
+"""Claims that were read ahead and are kept: of the newest, as many as fit, and one in any case."""
 
 R = TypeVar("R", bound=Record)
 
@@ -88,6 +94,9 @@ class Claims(Protocol):
 
     def get(self, name: str) -> bytes:
         """A claim's content. Raises: SchemaError: reason `claim_missing`. BrokerError: reason `claims_down`."""
+
+    async def get_async(self, name: str) -> bytes:
+        """As `get`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +234,8 @@ class Codec:
         self._by_fingerprint = {s.fingerprint: s for s in self._catalog.files.values()}
         self._by_id: dict[int, SchemaFile] = {}
         self._prefixes: dict[str, bytes] = {}
+        self._at_hand: OrderedDict[str, bytes] = OrderedDict()
+        self._at_hand_bytes = 0
 
     def encode(self, record: Record) -> bytes:
         """What stands in Kafka for a record. Blocks while a large one is written to the claim store.
@@ -263,14 +274,56 @@ class Codec:
         """As `store`, without blocking the event loop."""
         await self._claim_store().put_async(claim.name, claim.data)
 
+    def learn(self) -> None:
+        """Have the registry's ids of all schemas that are written, so that encoding asks nobody. Blocks.
+
+        Raises: SchemaError: reason `not_registered`. BrokerError: reason `registry_down`.
+        """
+        for name in self._newest:
+            self._prefix(name)
+
+    def is_claim(self, data: bytes) -> bool:
+        """Whether a claim check stands in Kafka. Asks nobody: of a registry's id that was not met yet it says no."""
+        schema = (
+            self._by_fingerprint.get(bytes(data[2:10]))
+            if data[:2] == _SINGLE_OBJECT
+            else self._by_id.get(int.from_bytes(data[1:5], "big"))
+        )
+        return schema is not None and self._catalog.classes[schema.record] is ClaimCheck
+
+    def claimed_bytes(self, data: bytes) -> int:
+        """How many more bytes `decode` reads: those of the claim that is named here. Asks nobody, as `is_claim`."""
+        check = self.claim_check(data) if self.is_claim(data) else None
+        return 0 if check is None else check.size_bytes
+
+    async def read_ahead(self, data: bytes) -> None:
+        """Fetch what a claim check names, so that decoding it does not block: now, and for as long as the newest claims that were
+        fetched have no more than `AT_HAND_BYTES` together. What is wrong with it is left for `decode` to find.
+
+        Raises: BrokerError: reason `claims_down`.
+        """
+        check = self.claim_check(data)
+        if check is None:
+            return
+        name = claim_name(check.digest)
+        with suppress(SchemaError):
+            content = await self._claim_store().get_async(name)
+            if digest_bytes(content) == check.digest:
+                self._keep(name, content)
+
     def decode(self, data: bytes) -> Record:
         """The record behind the bytes, in its newest class. Blocks while a claim is read.
 
         Raises: SchemaError: reason `unknown_framing`, `unknown_schema`, `malformed`, `claim_missing` or `claim_mismatch`.
             BrokerError: reason `claims_down` or `registry_down`: nothing is known about the bytes.
         """
-        record = self.decode_frame(data)
-        return self._resolve(record) if isinstance(record, ClaimCheck) else record
+        record: Record = self.parse(data).make()
+        return record
+
+    def parse(self, data: bytes) -> Parsed:
+        """As `decode`, but leaves it open to make the record: whatever is wrong with the bytes is found here."""
+        parsed = self._parse_frame(data)
+        return self._resolve(parsed.make()) if parsed.cls is ClaimCheck else parsed
 
     def decode_again(self, data: bytes) -> Record:
         """What `decode` gave before. A claim that has vanished since stops the process; the next one meets it as `decode` does.
@@ -289,6 +342,10 @@ class Codec:
 
         Raises: as `decode`, but for claims.
         """
+        record: Record | ClaimCheck = self._parse_frame(data).make()
+        return record
+
+    def _parse_frame(self, data: bytes) -> Parsed:
         writer, start = self._writer(data)
         reader = self._newest[writer.record]
         body = io.BytesIO(data)
@@ -302,14 +359,13 @@ class Codec:
                     f"cannot decode {writer.label} as {reader.label}: {cause}; update rollstream where this ran, then redrive",
                     reason="unknown_schema",
                 ) from cause
-            record: Record | ClaimCheck = converters(self._catalog.classes[writer.record])[1](values)
         rest = len(data) - body.tell()
         if rest:
             raise SchemaError(
                 f"cannot decode {writer.label}: {rest} bytes are left over of {len(data)}; the record is damaged",
                 reason="malformed",
             )
-        return record
+        return Parsed(self._catalog.classes[writer.record], values)
 
     def claim_check(self, data: bytes) -> ClaimCheck | None:
         """The check that stands in Kafka; None if a record stands there, or nothing that can be read."""
@@ -319,9 +375,9 @@ class Codec:
             return None
         return found if isinstance(found, ClaimCheck) else None
 
-    def _resolve(self, check: ClaimCheck) -> Record:
+    def _resolve(self, check: ClaimCheck) -> Parsed:
         name = claim_name(check.digest)
-        data = self._claim_store().get(name)
+        data = self._at_hand[name] if name in self._at_hand else self._claim_store().get(name)
         found = digest_bytes(data)
         if found != check.digest:
             raise SchemaError(
@@ -329,13 +385,19 @@ class Codec:
                 "with the one in its name; it was changed, restore it and redrive",
                 reason="claim_mismatch",
             )
-        record = self.decode_frame(data)
-        if isinstance(record, ClaimCheck):
+        parsed = self._parse_frame(data)
+        if parsed.cls is ClaimCheck:
             raise SchemaError(
                 f"cannot decode: claim {name!r} holds another claim check, expected a record; no writer of ours makes that",
                 reason="malformed",
             )
-        return record
+        return parsed
+
+    def _keep(self, name: str, data: bytes) -> None:
+        self._at_hand_bytes += len(data) - len(self._at_hand.pop(name, b""))
+        self._at_hand[name] = data
+        while self._at_hand_bytes > AT_HAND_BYTES and len(self._at_hand) > 1:
+            self._at_hand_bytes -= len(self._at_hand.popitem(last=False)[1])
 
     def _claim_store(self) -> Claims:
         if self._claims is None:

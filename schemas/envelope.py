@@ -7,14 +7,24 @@ Source: CloudEvents 1.0.2, Kafka protocol binding, binary content mode; Dataref 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 from rollstream.schemas.codec import Claim, Codec, record_name
 from rollstream.schemas.identity import digest_bytes
+from rollstream.schemas.parsed import Parsed, class_of
 from rollstream.schemas.records import Record
 from rollstream.schemas.topics import key_of, topic_of
 
-_TIME_FIELDS = ("finished_at_ms", "closed_at_ms", "created_at_ms", "published_at_ms", "started_at_ms", "opened_at_ms")
+_TIME_FIELDS = (
+    "at_ms",
+    "finished_at_ms",
+    "closed_at_ms",
+    "created_at_ms",
+    "published_at_ms",
+    "started_at_ms",
+    "opened_at_ms",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +78,20 @@ def draft_message(record: Record, codec: Codec, *, prefix: str, source: str, nou
     return Message(name, key_of(record), value, event_time_ms(record), headers, claim)
 
 
-def event_time_ms(record: Record) -> int:
+def event_time_ms(record: Record | Parsed) -> int:
     """When the thing a record tells of happened, UTC epoch milliseconds."""
-    for field in ("at_ms", *_TIME_FIELDS):
-        value = getattr(record, field, None)
+    cls = class_of(record)
+    for field in _time_fields(cls):
+        value = getattr(record, field)
         if value is not None:
             return int(value)
     group = getattr(record, "group", None)
     if group is not None:
         return int(group.closed_at_ms)
-    raise TypeError(f"{type(record).__name__} has no time field")
+    raise TypeError(f"{cls.__name__} has no time field")
+
+
+@functools.cache
+def _time_fields(cls: type) -> tuple[str, ...]:
+    """Those that a class has."""
+    return tuple(name for name in _TIME_FIELDS if name in getattr(cls, "__dataclass_fields__", ()))

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from rollstream.errors import SchemaError
+from rollstream.schemas.parsed import Parsed, class_of
 from rollstream.schemas.records import RECORDS, Record
 
 PARTITIONER = "murmur2_random"
@@ -81,9 +82,9 @@ TERMINAL_TOPICS = ("calls", "environment", "terminals")
 """Where a rollout's terminal is written, in this order; it is complete once read in all three."""
 
 
-def key_of(record: Record) -> bytes:
+def key_of(record: Record | Parsed) -> bytes:
     """The Kafka key of a record."""
-    key = topic_of(type(record)).key
+    key = topic_of(class_of(record)).key
     owner = record if hasattr(record, key) else getattr(record, "group")  # noqa: B009 - stage records hold their group
     return str(getattr(owner, key)).encode()
 

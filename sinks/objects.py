@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rollstream.errors import RollstreamError, SinkError
-from rollstream.object_store import open_store as open_store
 from rollstream.schemas.codec import Codec, record_name
 from rollstream.schemas.records import RECORDS, Record
 from rollstream.sinks.base import Chunk, SinkBusy, Source

@@ -101,7 +101,8 @@ def open_sink(settings: Settings, kind: str, codec: Codec | None = None) -> Sink
 
         return ClickHouseSink(connect(settings.sink.clickhouse, timeout_s=_INSERT_S), codec)
     if kind == "objects":
-        from rollstream.sinks.objects import ObjectSink, open_store
+        from rollstream.object_store import open_store
+        from rollstream.sinks.objects import ObjectSink
 
         return ObjectSink(open_store(settings.sink.objects, settings.sink.s3), codec)
     raise SettingsError(f"no sink is called {kind!r}, expected one of {', '.join(KINDS)}")

@@ -7,15 +7,38 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadFileScheduling, Scheduling
 
 from rollstream.settings import KafkaSettings
 from rollstream.topic_admin import apply_topics
 from tests.services.kafka import KafkaBroker
 
+FOLDERS = ("end_to_end", "integration", "contract", "unit")
+"""In the order in which several processes take them: what takes long comes first, and small tests fill the gaps at the end."""
+
+
+class _ByFile(LoadFileScheduling):
+    """The tests of a file run in one process, for they share what their fixtures start; so do the files that need vLLM."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "vllm" if "/test_vllm_" in file else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config) -> Scheduling:
+    """How tests are dealt to processes."""
+    return _ByFile(config)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Sort by folder where there are several processes; within a folder the order stays as it is, by chance."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: FOLDERS.index(item.path.relative_to(Path(__file__).parent).parts[0]))
+
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    """One Apache Kafka broker for the whole run; tests use topic prefixes of their own."""
+    """One Apache Kafka broker for all tests of a process; tests use topic prefixes of their own."""
     with KafkaBroker(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
 

@@ -13,6 +13,7 @@ from aiokafka.partitioner import murmur2
 
 from rollstream.errors import SchemaError
 from rollstream.processors.base import Position
+from rollstream.schemas.parsed import Parsed, class_of
 from rollstream.schemas.records import RECORDS, Record
 from rollstream.schemas.topics import PARTITIONER, key_of, topics
 
@@ -33,15 +34,16 @@ class Admission:
         self._partitions = partitions
         self._kinds = kinds
 
-    def check(self, position: Position, record: Record) -> None:
+    def check(self, position: Position, record: Record | Parsed) -> None:
         """Nothing, if the record belongs where it stands.
 
         Raises: SchemaError: reason `foreign_record` or `wrong_partition`.
         """
         kinds = None if self._kinds is None else self._kinds.get(position.noun)
-        if kinds is not None and type(record) not in kinds:
+        cls = class_of(record)
+        if kinds is not None and cls not in kinds:
             raise SchemaError(
-                f"cannot use a {type(record).__name__} in topic {position.noun!r}: expected one of "
+                f"cannot use a {cls.__name__} in topic {position.noun!r}: expected one of "
                 f"{sorted(kind.__name__ for kind in kinds)}; find out who writes it",
                 reason="foreign_record",
             )
@@ -50,7 +52,7 @@ class Admission:
         key = key_of(record)
         if (number := partition_of(key, self._partitions)) != position.partition:
             raise SchemaError(
-                f"cannot use a {type(record).__name__} with key {key!r} in partition {position.partition}: expected it in "
+                f"cannot use a {cls.__name__} with key {key!r} in partition {position.partition}: expected it in "
                 f"partition {number} of {self._partitions}; set `partitioner={PARTITIONER}` and the group as key where it "
                 "is produced",
                 reason="wrong_partition",

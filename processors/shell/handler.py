@@ -67,7 +67,7 @@ class Shell:
         """Raised with every assignment and revocation."""
         self.on_failure: Callable[[BaseException], None] | None = None
         """Told why the process cannot go on; the app sets it."""
-        self.outbox = Outbox(self.fail)
+        self.outbox = Outbox(self.fail, codec.store_async)
         """What is sent."""
         self._settings = settings
         self._stages_for = stages_for
@@ -156,6 +156,18 @@ class Shell:
                 {noun: finished[tp] for noun, tp in self._tps(number) if tp in finished} if finished else None,
             )
             self._collect(partition)
+
+    async def take(self, tp: TP, records: Sequence[Any]) -> None:
+        """Records of one partition, in order. What a claim check among them names is read first, without blocking the others."""
+        partition, fed = self._partitions[tp.partition], 0
+        for at, record in enumerate(records):
+            if record.value and self._codec.is_claim(record.value):
+                self.feed(tp, records[fed:at])
+                fed = at
+                await self._codec.read_ahead(record.value)
+                if partition.is_revoked:
+                    return
+        self.feed(tp, records[fed:])
 
     def feed(self, tp: TP, records: Sequence[Any]) -> None:
         """Records of one partition."""

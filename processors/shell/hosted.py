@@ -6,6 +6,7 @@ to emit, reject or run is kept. An emit or reject is dropped when the stage's ow
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from rollstream.processors.base import Emit, Position, Reject, Stage, Work
@@ -27,8 +28,10 @@ class Hosted:
     """Whether the gate is open."""
     gate_end: int = 0
     """The own output topic's end at assignment."""
-    in_flight: int = 0
-    """Items given to the broker and not yet acknowledged."""
+    heard_ms: int = 0
+    """The time that was passed to it last."""
+    in_flight: Counter[int] = field(default_factory=Counter)
+    """Items given to the broker and not yet acknowledged, by `heard_ms` when they were."""
     kept_emits: dict[str, Emit] = field(default_factory=dict)
     """Item → what it wants to emit, behind the gate."""
     kept_rejects: dict[Position, Reject] = field(default_factory=dict)
@@ -37,9 +40,26 @@ class Hosted:
     """What it wants to run, behind the gate."""
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether nothing of it is on its way to the log."""
-        return self.is_open and not self.in_flight
+    def settled_ms(self) -> int | None:
+        """Up to which time all that it makes is in the log; None: all there is to make.
+
+        Not whether anything is on its way: in a busy partition something always is.
+        """
+        if not self.is_open:
+            return 0
+        pending_ms = self.stage.pending_ms
+        return min([*self.in_flight, *(() if pending_ms is None else (pending_ms,))], default=None)
+
+    def send(self) -> int:
+        """An item is given to the broker. Returns: what `sent` has to be told."""
+        self.in_flight[self.heard_ms] += 1
+        return self.heard_ms
+
+    def sent(self, since_ms: int) -> None:
+        """It is acknowledged."""
+        self.in_flight[since_ms] -= 1
+        if not self.in_flight[since_ms]:
+            del self.in_flight[since_ms]
 
 
 @dataclass(frozen=True, slots=True)

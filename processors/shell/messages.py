@@ -12,6 +12,7 @@ from rollstream.processors.base import Event, Position
 from rollstream.schemas.envelope import Message
 from rollstream.schemas.identity import digest_json
 from rollstream.schemas.records import DeadLetter, Record
+from rollstream.schemas.records.claims import ClaimCheck
 
 USED_HEADER = "rs_used"
 """Header of a derived record: JSON, the highest offset it was made from, by topic noun, in its own partition."""
@@ -54,6 +55,11 @@ class Outgoing:
     on_ack: Callable[[Outgoing, int], None]
     """Called with the message and its offset."""
 
+    @property
+    def size_bytes(self) -> int:
+        """What it holds in memory while it waits: its value, and the claim that has to be stored before it is sent."""
+        return len(self.message.value) + (0 if self.message.claim is None else len(self.message.claim.data))
+
 
 def used_header(used: Iterable[Position]) -> tuple[str, bytes]:
     """The header that names the highest offset used in each topic."""
@@ -83,13 +89,13 @@ def read_used(headers: Iterable[tuple[str, bytes]]) -> Mapping[str, int]:
 
 
 def dead_letter(
-    topic: str, event: Event, record: Record | None, *, boundary: str, error: str, reason: str
+    topic: str, event: Event, record: Record | ClaimCheck | None, *, boundary: str, error: str, reason: str
 ) -> DeadLetter:
     """The dead letter of an event.
 
     Args:
         topic: full name of its topic.
-        record: what was decoded; None if it could not be.
+        record: what was decoded, or the check for a claim that could not be; None if nothing was.
         error: what failed, what was expected, what to do.
     """
     position = event.position

@@ -1,27 +1,32 @@
-"""The one sender of a process: messages in order, a bounded number and size of them ahead of the broker's acknowledgements."""
+"""The one sender of a process: messages in order, a bounded number and size of them ahead of the broker's acknowledgements.
+
+What a message names in the claim store is stored before the message is sent; meanwhile what comes after it waits.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
 from rollstream.errors import BrokerError, RollstreamError, StageError, boundary
 from rollstream.processors.shell.messages import Outgoing
 from rollstream.processors.shell.transport import Producer
+from rollstream.schemas.codec import Claim
 
 _MOST = 2_000  # messages waiting or on their way; what a batch brings may go over it once
-_MOST_BYTES = 32_000_000  # the same for their values; a rollout may have megabytes
+_MOST_BYTES = 32_000_000  # the same for their values and claims; a rollout may have megabytes
 
 
 class Outbox:
     """Messages to send. Used from one event loop."""
 
-    def __init__(self, fail: Callable[[BaseException], None]) -> None:
-        """Args: fail: told what made a message fail; the process cannot go on."""
+    def __init__(self, fail: Callable[[BaseException], None], store: Callable[[Claim], Awaitable[None]]) -> None:
+        """Args: fail: told what made a message fail; the process cannot go on. store: puts a claim into its store."""
         self._fail = fail
+        self._store = store
         self._waiting: deque[Outgoing] = deque()
         self._in_flight = 0
         self._waiting_bytes = 0
@@ -43,7 +48,7 @@ class Outbox:
         """Queue messages."""
         for outgoing in messages:
             self._waiting.append(outgoing)
-            self._waiting_bytes += len(outgoing.message.value)
+            self._waiting_bytes += outgoing.size_bytes
         self._changed()
 
     def clear(self) -> None:
@@ -60,18 +65,20 @@ class Outbox:
             while self._waiting and self._in_flight < _MOST and self._in_flight_bytes < _MOST_BYTES:
                 outgoing = self._waiting.popleft()
                 m = outgoing.message
-                self._waiting_bytes -= len(m.value)
+                self._waiting_bytes -= outgoing.size_bytes
+                self._in_flight += 1
+                self._in_flight_bytes += outgoing.size_bytes
+                if m.claim is not None:
+                    await self._store(m.claim)
                 with boundary(BrokerError, _what(outgoing), reason="no_ack"):
                     sent = await producer.send_ms(
                         m.topic, m.key, m.value, outgoing.partition, m.timestamp_ms, m.headers
                     )
-                self._in_flight += 1
-                self._in_flight_bytes += len(m.value)
                 asyncio.ensure_future(sent).add_done_callback(partial(self._acknowledged, outgoing))
 
     def _acknowledged(self, outgoing: Outgoing, sent: asyncio.Future[Any]) -> None:
         self._in_flight -= 1
-        self._in_flight_bytes -= len(outgoing.message.value)
+        self._in_flight_bytes -= outgoing.size_bytes
         self._changed()
         if sent.cancelled():
             return

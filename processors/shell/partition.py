@@ -23,8 +23,9 @@ from rollstream.processors.shell.messages import Incoming, Outgoing, dead_letter
 from rollstream.processors.shell.release import OwnOutput, Releases
 from rollstream.processors.shell.stats import Stats
 from rollstream.schemas.codec import Codec
-from rollstream.schemas.envelope import event_time_ms, to_message
+from rollstream.schemas.envelope import draft_message, event_time_ms
 from rollstream.schemas.records import Record
+from rollstream.schemas.records.claims import ClaimCheck
 from rollstream.schemas.topics import topics
 
 _SENT_BYTES = 8_000_000  # own records kept between acknowledgement and read-back; further ones are decoded again
@@ -206,12 +207,16 @@ class Partition:
         self._settle()
 
     def tick(self) -> None:
-        """Let time pass for every stage that has read all there is, with nothing on the way to it."""
+        """Let time pass for every stage that has read all there is, up to what is still on the way to it."""
         for hosted in self._hosted:
             caught = [self._caught_up_ms.get(noun) for noun in hosted.needs]
             known = [ms for ms in caught if ms is not None]
-            if hosted.is_open and len(known) == len(caught) and all(stage.is_quiet for stage in hosted.upstream):
-                self._do(hosted, hosted.stage.tick(max([self._newest_ms, min(known)])))
+            if not hosted.is_open or len(known) < len(caught):
+                continue
+            settled = [ms for stage in hosted.upstream if (ms := stage.settled_ms) is not None]
+            if now_ms := min([max([self._newest_ms, min(known)]), *settled]):
+                self._do(hosted, hosted.stage.tick(now_ms))
+                hosted.heard_ms = now_ms  # not before: what the tick made is not settled at this time
         if all(self._caught_up_ms.get(noun) is not None for noun in self._readers):
             self._let_go_of_buried()  # there is nothing that a bad deploy could drain
         self._releases.tick(self._caught_up_ms)
@@ -240,12 +245,14 @@ class Partition:
         if sent is not None:
             self._sent_bytes -= len(sent[0])
         try:
-            record = sent[1] if sent is not None and sent[0] == value else self._codec.decode(value)
+            record = sent[1] if sent is not None and sent[0] == value else self._codec.parse(value)
             self._admission.check(position, record)
         except SchemaError as error:
             time_ms = max(message.timestamp or 0, 0)
             event = Event(position, None, time_ms, value, message.key)  # type: ignore[arg-type]
-            self._dead_letter(event, None, "decode", error.reason, str(error), self._masks[noun])
+            self._dead_letter(
+                event, self._codec.claim_check(value), "decode", error.reason, str(error), self._masks[noun]
+            )
             return None
         return Event(position, record, event_time_ms(record), value, message.key, self._decode_again)
 
@@ -259,7 +266,7 @@ class Partition:
         if item is not None:
             kept = owner.kept_emits.pop(item, None)
             self._stats.dropped[owner.stage.name] += kept is not None
-            self._finish(owner, item, () if kept is None else kept.used)
+            self._finish(owner, item)
         self._releases.add(OwnOutput(owner, event.position.offset, item, appended_ms), used)
 
     def _recall(self, owner: Hosted, message: Incoming, appended_ms: int) -> None:
@@ -267,12 +274,12 @@ class Partition:
         value = message.value or b""
         position = Position(owner.stage.output, self.number, message.offset)
         try:
-            record = self._codec.decode(value)
+            record = self._codec.parse(value)
             item = owner.stage.own_output(Event(position, record, event_time_ms(record), value, message.key))
         except (StageError, SchemaError):
             return
         if item is not None:
-            self._finish(owner, item, ())
+            self._finish(owner, item)
             self._releases.remember(OwnOutput(owner, message.offset, item, appended_ms))
 
     def _do(self, hosted: Hosted, step: Step) -> None:
@@ -312,14 +319,15 @@ class Partition:
             )
         header = used_header(emit.used)
         left = [len(emit.records)]
-        on_ack = partial(self._acked, hosted, emit, left)
-        hosted.in_flight += 1
+        on_ack = partial(self._acked, hosted, emit, left, hosted.send())
         for record in emit.records:
-            message = to_message(record, self._codec, prefix=self._prefix, source=f"/{stage.name}", noun=stage.output)
+            message = draft_message(
+                record, self._codec, prefix=self._prefix, source=f"/{stage.name}", noun=stage.output
+            )
             message = replace(message, headers=(*message.headers, header))
             self.outbox.append(Outgoing(message, self.number, record, on_ack))
 
-    def _acked(self, hosted: Hosted, emit: Emit, left: list[int], sent: Outgoing, offset: int) -> None:
+    def _acked(self, hosted: Hosted, emit: Emit, left: list[int], since_ms: int, sent: Outgoing, offset: int) -> None:
         if self.is_revoked:
             return
         noun = hosted.stage.output
@@ -331,13 +339,12 @@ class Partition:
             self._sent_bytes += len(value)
         left[0] -= 1
         if not left[0]:
-            hosted.in_flight -= 1
-            self._finish(hosted, emit.item, emit.used)
+            hosted.sent(since_ms)
+            self._finish(hosted, emit.item)
             self._settle()
 
-    def _finish(self, hosted: Hosted, item: str, used: Iterable[Position]) -> None:
-        for position in used:
-            self._release(hosted, position)
+    def _finish(self, hosted: Hosted, item: str) -> None:
+        """Let go of what the stage lets go of, and of nothing that it emitted the item from: the log may hold another one."""
         for position in hosted.stage.item_done(item):
             self._release(hosted, position)
 
@@ -351,11 +358,11 @@ class Partition:
         )
 
     def _dead_letter(
-        self, event: Event, record: Record | None, boundary: str, reason: str, error: str, holders: int
+        self, event: Event, record: Record | ClaimCheck | None, boundary: str, reason: str, error: str, holders: int
     ) -> None:
         topic = topics()[event.position.noun].name(self._prefix)
         letter = dead_letter(topic, event, record, boundary=boundary, error=error, reason=reason)
-        message = to_message(letter, self._codec, prefix=self._prefix, source=f"/{boundary}")
+        message = draft_message(letter, self._codec, prefix=self._prefix, source=f"/{boundary}")
         # Under bits of its own: whatever the stage says of the event meanwhile, it stays until the dead letter is written.
         buried = holders << len(self._hosted)
         self._ledgers[event.position.noun].hold(event.position.offset, buried)

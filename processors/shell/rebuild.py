@@ -68,7 +68,7 @@ class Report:
     not_built: list[str] = field(default_factory=list)
     """Groups that have no samples, by name: open at the end of the log, or with nothing usable."""
     held: Counter[str] = field(default_factory=Counter)
-    """Input noun → records that belong to what is still open."""
+    """Input noun → records that belong to what is still open, or to what a worker would bury half a minute later."""
     missing: list[str] = field(default_factory=list)
     """What the log does not hold any more."""
 
@@ -82,7 +82,8 @@ class Report:
         lines += [f"dead letters of {boundary}: {n} {reason}" for (boundary, reason), n in self.dead_letters.items()]
         held = ", ".join(f"{number} of {noun}" for noun, number in sorted(self.held.items()) if number)
         lines.append(f"groups: {self.groups}, {len(self.not_built)} of them without samples{_named(self.not_built)}")
-        lines.append(f"open at the end of the log: {held or 'nothing'}" + (" (records held)" if held else ""))
+        what = " (records held: of what has no end there, or lacks its other half)"
+        lines.append(f"open at the end of the log: {held or 'nothing'}" + (what if held else ""))
         return "\n".join([*lines, *self.missing])
 
 

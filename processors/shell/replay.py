@@ -10,7 +10,7 @@ instant. Two replays of equal inputs give equal bytes in equal order, because no
 Time passes as it did for a worker that kept up: at every new second of the append times, everything appended before has been
 read. Not where what is read had happened long before it was appended, as in a log that was copied all at once, or behind an
 outage: that is a backlog, in which time stands still, for a worker too. At the end it passes to when the log was last written,
-so what was open then stays open.
+so what was open then stays open, and what waits for something that is not there is not given up: it may stand behind that end.
 """
 
 from __future__ import annotations
@@ -135,11 +135,11 @@ class Replay:
         self._now_ms = max(self._now_ms, now_ms)
         has_settled = False
         while not has_settled:
-            before = self.written.total()
-            await self._tick(self._now_ms)
             while self._works:
                 await self._take_result()
-            has_settled = self.written.total() == before
+            before = self.written.total()
+            await self._tick(self._now_ms)
+            has_settled = not self._works and self.written.total() == before
 
     def close(self) -> None:
         """Let go of everything, also of scorers that run."""

@@ -97,8 +97,8 @@ class Handler(Protocol):
     def begin(self, positions: Mapping[TP, int], ends: Mapping[TP, int], finished: Mapping[TP, int]) -> None:
         """A new assignment: where reading starts; of `own_outputs` the ends, and what was committed as finished."""
 
-    def feed(self, tp: TP, records: Sequence[Any]) -> None:
-        """Records of one partition."""
+    async def take(self, tp: TP, records: Sequence[Any]) -> None:
+        """Records of one partition; may wait for what they name, and takes none after an assignment meanwhile."""
 
     def passed(self, ends: Mapping[TP, End]) -> None:
         """All records of an answer were fed; the readers stand here."""
@@ -131,7 +131,7 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):
         consumer = super()._create_worker_consumer(transport)
         consumer._fetch_max_wait_ms = _FETCH_WAIT_MS  # Faust fixes it at 1500
         consumer._fetch_max_bytes = _FETCH_BYTES
-        consumer._fetch_min_bytes = self.app.fetch_min_bytes
+        consumer._fetch_min_bytes = self.app.fetch_min_bytes  # type: ignore[attr-defined]
         return consumer
 
     async def on_start(self) -> None:
@@ -275,7 +275,7 @@ class Consumer(driver.Consumer):
         for tp, batch in fetched.records.items():
             if handler.epoch != epoch or not self._is_current(fetched.generation):
                 return
-            handler.feed(tp, batch)
+            await handler.take(tp, batch)
             await asyncio.sleep(0)
         if handler.epoch == epoch and self._is_current(fetched.generation):
             handler.passed(fetched.ends)

@@ -21,22 +21,25 @@ Samples = dict[tuple[int, str], bytes]
 
 
 class SourceRun:
-    """One topic prefix with a source log in it."""
+    """One topic prefix with a source log in it. Args: codec: reads what the processors write."""
 
-    def __init__(self, kafka: KafkaSettings) -> None:
+    def __init__(self, kafka: KafkaSettings, codec: Codec | None = None) -> None:
         self.kafka = kafka
+        self._codec = codec or Codec()
+        self._built: set[str] = set()
+        self._counted_to: dict[int, int] = {}
         self.group = f"{kafka.prefix}.processor.join-group-score-reward-credit-build"
         """The processors' consumer group."""
 
-    def write(self, log: Sequence[Entry]) -> None:
-        """Write entries; returns when all are acknowledged."""
+    def write(self, log: Sequence[Entry], encode: Callable[[int, Record], bytes] | None = None) -> None:
+        """Write entries; returns when all are acknowledged. Args: encode: from an entry's number and record to its bytes."""
         producer = Producer(producer_properties(self.kafka))
         codec = Codec()
-        for noun, record in log:
+        for index, (noun, record) in enumerate(log):
             message = to_message(record, codec, prefix=self.kafka.prefix, source="/test", noun=noun)
             producer.produce(
                 message.topic,
-                message.value,
+                encode(index, record) if encode else message.value,
                 message.key,
                 timestamp=message.timestamp_ms,
                 headers=list(message.headers),
@@ -47,9 +50,9 @@ class SourceRun:
 
     def built(self) -> int:
         """How many groups are built."""
-        codec = Codec()
-        records = (codec.decode(value) for _, value in read_topic(self.kafka, "samples"))
-        return len({record.group_id for record in records if isinstance(record, GroupBuilt)})
+        records = (self._codec.decode(value) for _, value in read_topic(self.kafka, "samples", self._counted_to))
+        self._built |= {record.group_id for record in records if isinstance(record, GroupBuilt)}
+        return len(self._built)
 
     def wait_built(self, groups: int) -> None:
         """Wait until so many groups are built."""
@@ -66,10 +69,9 @@ class SourceRun:
 
     def samples(self) -> Samples:
         """What the trainer gets; a doubled record must be a twin."""
-        codec = Codec()
         found: Samples = {}
         for partition, value in read_topic(self.kafka, "samples"):
-            record: Record = codec.decode(value)
+            record: Record = self._codec.decode(value)
             assert isinstance(record, Sample | GroupBuilt)
             identity = record.sample_id if isinstance(record, Sample) else record.group_id
             assert found.setdefault((partition, identity), value) == value
@@ -77,8 +79,7 @@ class SourceRun:
 
     def dead_letters(self) -> list[Record]:
         """All dead letters."""
-        codec = Codec()
-        return [codec.decode(value) for _, value in read_topic(self.kafka, "dead-letters")]
+        return [self._codec.decode(value) for _, value in read_topic(self.kafka, "dead-letters")]
 
 
 def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:

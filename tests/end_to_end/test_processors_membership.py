@@ -1,4 +1,4 @@
-"""Workers that come, go, freeze or lose their broker in the middle of a log leave no trace in the samples.
+"""Workers that are killed, come, go, freeze or lose their broker in the middle of a log leave no trace in the samples.
 
 All tests run the same source log, each under a topic prefix of its own, and compare with one undisturbed run over it: what a
 processor writes depends on the records alone, so the bytes must be equal.
@@ -71,7 +71,9 @@ def undisturbed(kafka: KafkaBroker, log: list[Entry], tmp_path_factory: pytest.T
     run.write(log)
     with _worker(run, tmp_path_factory.mktemp("undisturbed"), "alone"):
         run.wait_built(GROUPS)
-    return run.samples()
+    samples = run.samples()
+    assert len(samples) > GROUPS
+    return samples
 
 
 @pytest.fixture
@@ -79,6 +81,27 @@ def own_broker(tmp_path: Path) -> Iterator[KafkaBroker]:
     """A broker that a test may stop."""
     with KafkaBroker(tmp_path / "kafka") as broker:
         yield broker
+
+
+def test_worker_that_is_killed_twice(
+    kafka: KafkaBroker, log: list[Entry], undisturbed: Samples, tmp_path: Path
+) -> None:
+    """Two SIGKILLs in the middle of its work give, record for record, the undisturbed samples."""
+    run = _new_run(kafka.bootstrap)
+    first, second = _parts(log, 2)
+    run.write(first)
+    with _worker(run, tmp_path, "w-0") as worker:
+        run.wait_built(GROUPS // 10)
+        worker.kill()
+        worker.start()
+        run.write(second)
+        run.wait_built(run.built() + GROUPS // 10)
+        worker.kill()
+        worker.start()
+        run.wait_built(GROUPS)
+        run.wait_committed()
+    assert run.samples() == undisturbed
+    assert run.dead_letters() == []
 
 
 def test_one_three_one_workers(kafka: KafkaBroker, log: list[Entry], undisturbed: Samples, tmp_path: Path) -> None:
@@ -137,9 +160,8 @@ def test_broker_that_is_away_for_a_while(
     with _worker(run, tmp_path, "w-0"):
         run.write(first)
         run.wait_built(GROUPS // 20)
-        frozen_s = time.monotonic()
         own_broker.pause()
-        wait_for(lambda: time.monotonic() - frozen_s > 1.5 * SESSION_MS / 1000, "the session is over")
+        _wait_longer_than_a_session()
         own_broker.resume()
         run.wait_readable()
         run.write(second)
@@ -147,3 +169,34 @@ def test_broker_that_is_away_for_a_while(
         run.wait_committed()
     assert run.samples() == undisturbed
     assert run.dead_letters() == []
+
+
+def test_broker_that_is_killed_and_stays_away(
+    own_broker: KafkaBroker, log: list[Entry], undisturbed: Samples, tmp_path: Path
+) -> None:
+    """A broker killed twice, back at once and back after the session, changes no sample; the worker lives, and commits it all."""
+    run = _new_run(own_broker.bootstrap)
+    first, second, third = _parts(log, 3)
+    with _worker(run, tmp_path, "w-0") as worker:
+        run.write(first)
+        run.wait_built(GROUPS // 20)
+        own_broker.kill()
+        own_broker.start()
+        run.wait_readable()
+        run.write(second)
+        run.wait_built(run.built() + GROUPS // 20)
+        own_broker.kill()
+        _wait_longer_than_a_session()
+        own_broker.start()
+        run.wait_readable()
+        run.write(third)
+        run.wait_built(GROUPS)
+        run.wait_committed()
+        assert worker.is_running()
+    assert run.samples() == undisturbed
+    assert run.dead_letters() == []
+
+
+def _wait_longer_than_a_session() -> None:
+    begun_s = time.monotonic()
+    wait_for(lambda: time.monotonic() - begun_s > 1.5 * SESSION_MS / 1000, "the session is over")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableMapping
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
@@ -11,8 +11,15 @@ from rollstream.schemas.topics import topics
 from rollstream.settings import KafkaSettings
 
 
-def read_topic(kafka: KafkaSettings, noun: str) -> Iterator[tuple[int, bytes]]:
-    """(partition, value) of every record that the topic holds now, in log order within a partition."""
+def read_topic(
+    kafka: KafkaSettings, noun: str, at: MutableMapping[int, int] | None = None
+) -> Iterator[tuple[int, bytes]]:
+    """(partition, value) of every record that the topic holds now, in log order within a partition.
+
+    Args: at: partition → offset to begin with, 0 where there is none; moved on by what was read, so that a second call with it
+        reads what came meanwhile.
+    """
+    at = {} if at is None else at
     consumer = Consumer(
         {**client_properties(kafka), "group.id": "reader", "enable.partition.eof": False, "enable.auto.commit": False}
     )
@@ -21,14 +28,18 @@ def read_topic(kafka: KafkaSettings, noun: str) -> Iterator[tuple[int, bytes]]:
         ends = {}
         for partition in consumer.list_topics(name, timeout=10).topics[name].partitions:
             low, high = consumer.get_watermark_offsets(TopicPartition(name, partition), timeout=10)
-            if high > low:
+            at[partition] = max(at.get(partition, 0), low)
+            if high > at[partition]:
                 ends[partition] = high
-        consumer.assign([TopicPartition(name, partition, 0) for partition in ends])
+        consumer.assign([TopicPartition(name, partition, at[partition]) for partition in ends])
         while ends:
-            for message in consumer.consume(1_000, timeout=1):
+            # Not more than are there: it would wait for them until the time is up.
+            missing = sum(end - at[partition] for partition, end in ends.items())
+            for message in consumer.consume(min(missing, 1_000), timeout=1):
                 assert message.error() is None, message.error()
                 yield message.partition(), message.value()
-                if message.offset() + 1 >= ends.get(message.partition(), 1 << 62):
+                at[message.partition()] = message.offset() + 1
+                if at[message.partition()] >= ends.get(message.partition(), 1 << 62):
                     del ends[message.partition()]
     finally:
         consumer.close()

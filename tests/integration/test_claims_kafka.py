@@ -13,6 +13,7 @@ import pytest
 from confluent_kafka import Producer
 
 from rollstream.kafka import producer_properties
+from rollstream.object_store import open_store
 from rollstream.process import ServiceProcess
 from rollstream.schemas.codec import Codec
 from rollstream.schemas.envelope import to_message
@@ -33,7 +34,7 @@ from rollstream.schemas.registry import open_codec
 from rollstream.schemas.topics import TERMINAL_TOPICS
 from rollstream.schemas.types import Json, unpack_ids
 from rollstream.settings import MAX_RECORD_BYTES, ClaimSettings, KafkaSettings
-from rollstream.sinks.objects import open_store, read_records
+from rollstream.sinks.objects import read_records
 from rollstream.topic_admin import apply_topics
 from rollstream.trainers import SampleReader
 from tests.end_to_end.processes import our_process

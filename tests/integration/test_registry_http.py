@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from click.testing import CliRunner
 
 from rollstream.cli import cli
 from rollstream.errors import BrokerError, SchemaError
 from rollstream.process import free_port
+from rollstream.producers.gateway.app import Gateway
+from rollstream.producers.kafka import KafkaPublisher
 from rollstream.schemas.codec import Codec, schema_files
 from rollstream.schemas.records import RolloutStatus, Terminal
 from rollstream.schemas.registry import ConfluentRegistry, open_codec
+from rollstream.settings import GatewaySettings, KafkaSettings
 from tests.services.registry import SchemaRegistry
+from tests.unit.producers.fakes import FakeEngine
 from tests.unit.schemas.next_versions import adds_a_field, body_of, examples, next_schema
 
 pytestmark = pytest.mark.timeout(600)
@@ -109,6 +117,31 @@ def test_registry_that_is_away_stops_only_what_was_never_asked(tmp_path: Path, r
     assert (value, TERMINAL) == (written, read)
     assert ["registry_down"] * 2 == [writing.value.reason, reading.value.reason]
     assert (unasked, other) == (codec.encode(other), codec.decode(unasked))
+
+
+async def test_registry_that_hangs_does_not_keep_the_gateway_from_answering(tmp_path: Path) -> None:
+    """It takes the connection and says nothing. Rollouts wait for it and are refused for now; probes are answered at once."""
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        url = f"http://127.0.0.1:{hanging.getsockname()[1]}"
+        kafka = KafkaSettings(bootstrap="127.0.0.1:1", registry_url=url, properties={"log_level": "0"})
+        settings = GatewaySettings(key_secret="s", spool_dir=tmp_path / "spool", ack_timeout_s=1.0)
+        gateway = Gateway(settings, FakeEngine(), lambda: KafkaPublisher(kafka))
+        await gateway.start()
+        transport = httpx.ASGITransport(gateway.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+            opening = asyncio.create_task(http.post("/rollouts", json={"task_id": "t"}))
+            healths = []
+            while not opening.done():
+                began_s = time.monotonic()
+                healths.append(((await http.get("/health")).status_code, time.monotonic() - began_s))
+                await asyncio.wait([opening], timeout=0.05)
+        hanging.close()
+        await gateway.stop()
+
+    assert (503, "ack_timeout") == (opening.result().status_code, opening.result().json()["error"]["code"])
+    assert len(healths) > 5
+    assert {200} == {status for status, _ in healths}
+    assert max(took_s for _, took_s in healths) < 0.5
 
 
 def test_registry_that_is_away_at_the_start_is_no_dead_letter() -> None:

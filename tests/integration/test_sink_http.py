@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from rollstream.errors import SinkError
 from rollstream.sinks.base import Chunk, SinkBusy
 from rollstream.sinks.clickhouse import ClickHouseSink
 from rollstream.sinks.connect import connect
+from tests.services.http_faults import FaultyHandler
 from tests.unit.sinks.chain import make_log
 
 
@@ -46,12 +47,10 @@ class StandIn:
 def server() -> Iterator[StandIn]:
     state = StandIn()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
+    class Handler(FaultyHandler):
+        def do_POST(self) -> None:  # noqa: N802
             query = parse_qs(urlsplit(self.path).query)
-            body = self._body()
+            body = self.body()
             sql = query.get("query", [""])[0] or body.decode(errors="replace")
             if sql.lstrip().upper().startswith("INSERT"):
                 state.inserts.append(Received(sql, query, body))
@@ -64,31 +63,12 @@ def server() -> Iterator[StandIn]:
             else:
                 self._answer(200, _answer_to(sql))
 
-        def do_GET(self) -> None:
+        def do_GET(self) -> None:  # noqa: N802
             self.do_POST()
 
-        def _body(self) -> bytes:
-            if self.headers.get("Transfer-Encoding", "") != "chunked":
-                return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            parts = []
-            while size := int(self.rfile.readline(), 16):
-                parts.append(self.rfile.read(size))
-                self.rfile.readline()
-            self.rfile.readline()
-            return b"".join(parts)
-
         def _answer(self, status: int, body: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            if status != 200:
-                self.send_header(
-                    "X-ClickHouse-Exception-Code", body.partition(b"Code: ")[2].partition(b".")[0].decode() or "0"
-                )
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
+            code = body.partition(b"Code: ")[2].partition(b".")[0].decode() or "0"
+            self.answer(status, body, {} if status == 200 else {"X-ClickHouse-Exception-Code": code})
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=http.serve_forever)

@@ -7,51 +7,30 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
 from prometheus_client import CollectorRegistry
 
-from rollstream.kafka import producer_properties
+from rollstream.object_store import open_store
 from rollstream.process import ServiceProcess
-from rollstream.schemas.envelope import to_message
 from rollstream.schemas.records import RECORDS
 from rollstream.schemas.topics import topics
 from rollstream.settings import KafkaSettings, Settings, SinkSettings
 from rollstream.sinks.memory import MemorySink
 from rollstream.sinks.metrics import SinkMetrics
-from rollstream.sinks.objects import list_manifests, open_store, read_records
+from rollstream.sinks.objects import list_manifests, read_records
 from rollstream.sinks.run import consume
-from tests.unit.sinks.chain import CODEC, ROOT, Log, make_log
+from tests.integration.sink_input import WAIT_S, produce, wait
+from tests.unit.sinks.chain import ROOT, Log, make_log
 
 pytestmark = pytest.mark.kafka
-
-WAIT_S = 120.0
 
 
 @pytest.fixture(scope="module")
 def log() -> Log:
     return make_log()
-
-
-def _produce(kafka: KafkaSettings, log: Log) -> None:
-    """The whole log, every topic by key, as the parts before the sinks write it."""
-    producer = Producer(producer_properties(kafka))
-    for noun, records in log.records.items():
-        for record in records:
-            message = to_message(record, CODEC, prefix=kafka.prefix, source="/test", noun=noun)
-            producer.produce(message.topic, message.value, key=message.key, timestamp=message.timestamp_ms)
-    assert producer.flush(WAIT_S) == 0
-
-
-def _wait(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"timed out waiting until {what}"
-        threading.Event().wait(0.1)
 
 
 @pytest.fixture
@@ -101,8 +80,8 @@ def test_loop_reads_every_topic_whole(
     sink, metrics = memory
     expected = sum(map(len, log.records.values()))
 
-    _produce(kafka_settings, log)
-    _wait(lambda: sum(map(len, sink.records.values())) == expected, "all records are read")
+    produce(kafka_settings, log)
+    wait(lambda: sum(map(len, sink.records.values())) == expected, "all records are read")
 
     by_topic = {source.topic: 0 for source in sink.records}
     for source, records in sink.records.items():
@@ -120,13 +99,13 @@ def test_clickhouse_sink_killed_at_any_moment_holds_everything_once(
     expected = {r.call_id for r in log.records["calls"] if type(r).__name__ == "CallStarted"}  # type: ignore[union-attr]
 
     sink = start_sink("clickhouse", url)
-    _produce(kafka_settings, log)
+    produce(kafka_settings, log)
     total = sum(map(len, log.records.values()))
     for part in (0.9, 0.5):  # killed while it writes
-        _wait(lambda part=part: _lag(kafka_settings, "clickhouse") < part * total, "the sink has written a part")  # type: ignore[misc]
+        wait(lambda part=part: _lag(kafka_settings, "clickhouse") < part * total, "the sink has written a part")  # type: ignore[misc]
         sink.kill()
         sink.start()
-    _wait(lambda: _lag(kafka_settings, "clickhouse") == 0, "the sink has read everything")
+    wait(lambda: _lag(kafka_settings, "clickhouse") == 0, "the sink has read everything")
     sink.stop()
 
     done = _rollstream(kafka_settings, "audit", "--json", "--store", url)
@@ -143,13 +122,13 @@ def test_objects_sink_killed_at_any_moment_holds_everything_once(
 ) -> None:
     """Manifests name each offset exactly once, without any query that removes doubles."""
     sink = start_sink("objects", str(tmp_path / "objects"))
-    _produce(kafka_settings, log)
+    produce(kafka_settings, log)
     total = sum(map(len, log.records.values()))
     for part in (0.9, 0.5):  # killed while it writes
-        _wait(lambda part=part: _lag(kafka_settings, "objects") < part * total, "the sink has written a part")  # type: ignore[misc]
+        wait(lambda part=part: _lag(kafka_settings, "objects") < part * total, "the sink has written a part")  # type: ignore[misc]
         sink.kill()
         sink.start()
-    _wait(lambda: _lag(kafka_settings, "objects") == 0, "the sink has read everything")
+    wait(lambda: _lag(kafka_settings, "objects") == 0, "the sink has read everything")
     sink.stop()
 
     store = open_store(str(tmp_path / "objects"))
@@ -165,7 +144,7 @@ def test_folder_in_use_says_so(
     """The embedded engine belongs to one process; the second one is told."""
     url = f"chdb://{tmp_path}/clickhouse"
     sink = start_sink("clickhouse", url)
-    _wait((tmp_path / "clickhouse" / "status").exists, "the sink has opened the folder")
+    wait((tmp_path / "clickhouse" / "status").exists, "the sink has opened the folder")
 
     done = _rollstream(kafka_settings, "audit", "--store", url)
     sink.stop()

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from prometheus_client import CollectorRegistry
 
-from rollstream.kafka import producer_properties
 from rollstream.process import ServiceProcess
-from rollstream.schemas.envelope import to_message
 from rollstream.schemas.topics import topics
 from rollstream.settings import KafkaSettings, Settings, SinkSettings
 from rollstream.sinks.clickhouse import ClickHouseSink
@@ -27,13 +25,13 @@ from rollstream.sinks.connect import connect
 from rollstream.sinks.metrics import SinkMetrics
 from rollstream.sinks.run import consume
 from rollstream.sinks.tables import TABLES
+from tests.integration.sink_input import WAIT_S, produce, wait
 from tests.integration.test_sink_faults import expected_rows
 from tests.services.clickhouse import ClickHouseServer, FaultKind
 from tests.unit.sinks.chain import CODEC, ROOT, Log, make_log
 
 pytestmark = pytest.mark.kafka
 
-WAIT_S = 120.0
 CHUNK_RECORDS = 5
 
 
@@ -116,13 +114,13 @@ def test_sink_killed_around_its_ledger_row_stores_every_row_once(
     """SIGKILL between rows and ledger, and between ledger and commit: the next one goes on where the store says."""
     server.fault(kind, match="INSERT INTO ingest_ledger", skip=2)
     sink_process.start()
-    _produce(kafka_settings, log)
-    _wait(lambda: not server.faults_waiting(), "the sink hangs at its ledger row", sink_process)
+    produce(kafka_settings, log)
+    wait(lambda: not server.faults_waiting(), "the sink hangs at its ledger row", sink_process)
 
     sink_process.kill()
     server.clear_faults()
     sink_process.start()
-    _wait(lambda: _is_stored(kafka_settings, server), "everything is stored", sink_process)
+    wait(lambda: _is_stored(kafka_settings, server), "everything is stored", sink_process)
 
     assert expected_rows(log) == _rows(server)
 
@@ -131,15 +129,15 @@ def test_fresh_group_and_lost_positions_read_everything_again_into_the_same_rows
     kafka_settings: KafkaSettings, server: ClickHouseServer, start_thread: Callable[[], Running], log: Log
 ) -> None:
     """The whole log twice into the same tables, and FINAL shows it once."""
-    _produce(kafka_settings, log)
+    produce(kafka_settings, log)
     first = start_thread()
-    _wait(lambda: _is_stored(kafka_settings, server), "everything is stored")
+    wait(lambda: _is_stored(kafka_settings, server), "everything is stored")
     first.stop.set()
     first.thread.join(WAIT_S)
     connect(server.url, migrate=False).command("TRUNCATE TABLE ingest_ledger")
 
     start_thread()
-    _wait(lambda: _is_stored(kafka_settings, server), "everything is stored again")
+    wait(lambda: _is_stored(kafka_settings, server), "everything is stored again")
 
     assert expected_rows(log) == _rows(server)
 
@@ -148,26 +146,26 @@ def test_store_that_is_away_for_longer_than_a_session_costs_nothing(
     kafka_settings: KafkaSettings, server: ClickHouseServer, start_thread: Callable[[], Running], log: Log
 ) -> None:
     """The sink stays in its group, holds no more than when it stopped reading, commits nothing; then everything is stored."""
-    _produce(kafka_settings, log)
+    produce(kafka_settings, log)
     sink = start_thread()
-    _wait(lambda: _is_stored(kafka_settings, server), "everything is stored")
+    wait(lambda: _is_stored(kafka_settings, server), "everything is stored")
     members, committed = _members(kafka_settings), _committed(kafka_settings)
     server.kill()
 
-    _produce(kafka_settings, log)
-    _wait(lambda: sink.busy() > 0, "the store is found to be away")
+    produce(kafka_settings, log)
+    wait(lambda: sink.busy() > 0, "the store is found to be away")
     away_since_s, held_bytes = time.monotonic(), sink.held_bytes()
     for _ in range(5):
-        _produce(kafka_settings, log)
+        produce(kafka_settings, log)
     session_s = kafka_settings.session_timeout_ms / 1000
-    _wait(lambda: time.monotonic() > away_since_s + 1.5 * session_s, "a session has passed")
+    wait(lambda: time.monotonic() > away_since_s + 1.5 * session_s, "a session has passed")
 
     assert members == _members(kafka_settings)
     assert committed == _committed(kafka_settings)
     assert sink.busy() >= 3
     assert 0 < sink.held_bytes() <= held_bytes + _largest_chunks(log)
     server.start()
-    _wait(lambda: _is_stored(kafka_settings, server), "everything is stored")
+    wait(lambda: _is_stored(kafka_settings, server), "everything is stored")
     assert expected_rows(log) == _rows(server)
 
 
@@ -176,14 +174,14 @@ def test_group_that_changes_during_an_outage_waits_for_the_store(
 ) -> None:
     """A second sink comes while ClickHouse cannot tell positions: both stay, and share the work afterwards."""
     first = start_thread()
-    _wait(lambda: len(_members(kafka_settings)) == 1, "the first one is in the group")
+    wait(lambda: len(_members(kafka_settings)) == 1, "the first one is in the group")
     second = start_thread()
     server.fault("status", match="FROM ingest_ledger", status=503, count=1_000)
-    _produce(kafka_settings, log)
-    _wait(lambda: first.busy() > 0 or second.busy() > 0, "positions are asked for in vain")
+    produce(kafka_settings, log)
+    wait(lambda: first.busy() > 0 or second.busy() > 0, "positions are asked for in vain")
     server.clear_faults()
 
-    _wait(lambda: _is_stored(kafka_settings, server), "everything is stored")
+    wait(lambda: _is_stored(kafka_settings, server), "everything is stored")
 
     assert len(_members(kafka_settings)) == 2
     assert expected_rows(log) == _rows(server)
@@ -200,10 +198,10 @@ def test_retention_that_overtakes_a_running_sink_is_counted(
     sink = start_thread()
     server.fault("status", match="INSERT INTO", status=503, count=1_000)
     topic = topics()["calls"].name(kafka_settings.prefix)
-    _produce(kafka_settings, log)
-    _wait(lambda: sink.busy() > 0, "the store is found to be away")
+    produce(kafka_settings, log)
+    wait(lambda: sink.busy() > 0, "the store is found to be away")
     for _ in range(3):
-        _produce(kafka_settings, log)
+        produce(kafka_settings, log)
     ends = {p: _ends(kafka_settings)[topic, p] for p in range(kafka_settings.partitions)}
     cut = [TopicPartition(topic, p, end - 1) for p, end in ends.items() if end > 0]
     admin = AdminClient({"bootstrap.servers": kafka_settings.bootstrap})
@@ -211,7 +209,7 @@ def test_retention_that_overtakes_a_running_sink_is_counted(
         future.result(WAIT_S)
 
     server.clear_faults()
-    _wait(lambda: _is_stored(kafka_settings, server), "what is left is stored")
+    wait(lambda: _is_stored(kafka_settings, server), "what is left is stored")
 
     skipped = sink.metrics.skipped._value.get()
     stored = connect(server.url, migrate=False).query(
@@ -221,23 +219,6 @@ def test_retention_that_overtakes_a_running_sink_is_counted(
     assert skipped > 0
     assert sum(ends.values()) == skipped + stored.result_rows[0][0]
     assert "retention was faster" in caplog.text
-
-
-def _produce(kafka: KafkaSettings, log: Log) -> None:
-    producer = Producer(producer_properties(kafka))
-    for noun, records in log.records.items():
-        for record in records:
-            message = to_message(record, CODEC, prefix=kafka.prefix, source="/test", noun=noun)
-            producer.produce(message.topic, message.value, key=message.key, timestamp=message.timestamp_ms)
-    assert producer.flush(WAIT_S) == 0
-
-
-def _wait(condition: Callable[[], bool], what: str, process: ServiceProcess | None = None) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not condition():
-        log = process.log_tail() if process else ""
-        assert time.monotonic() < deadline_s, f"timed out waiting until {what}\n{log}"
-        threading.Event().wait(0.1)
 
 
 def _largest_chunks(log: Log) -> int:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rollstream.object_store import open_store
 from rollstream.schemas.records import ModelCall
 from rollstream.sinks.base import Chunk, LogRecord, SinkBusy, Source
-from rollstream.sinks.objects import ObjectSink, list_manifests, open_store, read_manifests, read_records
+from rollstream.sinks.objects import ObjectSink, list_manifests, read_manifests, read_records
 from tests.services.s3 import ACCESS_KEY, REGION, SECRET_KEY, S3Server
 from tests.unit.sinks.chain import Log, make_log
 

@@ -20,10 +20,11 @@ from typing import Any
 import obstore
 import pytest
 
+from rollstream.object_store import open_store
 from rollstream.process import ServiceProcess
 from rollstream.schemas.records import RECORDS
 from rollstream.sinks.base import Chunk, SinkBusy
-from rollstream.sinks.objects import ObjectSink, open_store, read_manifests, read_records
+from rollstream.sinks.objects import ObjectSink, read_manifests, read_records
 from tests.services.http_faults import Fault, Faults, FaultyHandler
 from tests.services.s3 import ACCESS_KEY, REGION, SECRET_KEY, S3Server
 from tests.unit.sinks.chain import ROOT, Log, make_log
@@ -185,7 +186,8 @@ def test_sink_killed_between_file_and_manifest_leaves_an_orphan_that_does_no_har
     """SIGKILL when the data files are there and the manifest is not: the next sink cuts differently, each offset counts once."""
     s3.faults.add(Fault("hang", match="PUT /rollouts/_manifest/", skip=2))
     code = (
-        "from rollstream.sinks.objects import ObjectSink, open_store\n"
+        "from rollstream.object_store import open_store\n"
+        "from rollstream.sinks.objects import ObjectSink\n"
         "from tests.unit.sinks.chain import make_log\n"
         f"sink = ObjectSink(open_store('s3://rollouts', {s3.options!r}))\n"
         "for chunk in make_log().chunks(12):\n"

@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from chaos.check_group import Held, Rules, certainties
+from chaos.check_group import Held, certainties
 from chaos.ledger import GroupTruth
+from chaos.problem import Rules
 from rollstream.schemas.records import Delivery, GroupClose, MaskedCall, RolloutStatus, VersionSpan
 from rollstream.schemas.types import Json, pack_floats, pack_ids, pack_mask, unpack_floats, unpack_ids, unpack_mask
 from rollstream.sinks.stored import Evidence

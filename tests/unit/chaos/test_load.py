@@ -14,10 +14,12 @@ import pytest
 import uvicorn
 
 import chaos.load
-from chaos.check_group import Rules, check_group, held_by
+from chaos.check_group import check_group, held_by
 from chaos.engine import Engine, serve
 from chaos.ledger import LedgerFile, Line
-from chaos.load import Ledger, Load, Rate, plan_group
+from chaos.load import Ledger, Load, Rate
+from chaos.plan import plan_group
+from chaos.problem import Rules
 from rollstream.producers.engines.vllm import VllmEngine
 from rollstream.producers.gateway.app import Gateway
 from rollstream.producers.memory import MemoryPublisher

@@ -7,8 +7,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from chaos.check_group import Problem
 from chaos.compare import Verdict
+from chaos.problem import Problem
 from chaos.report import RunFacts, as_table, make_report, recovery_times, write_report
 
 SUMMARY = {"k": "end", "seconds": 10.0, "rollouts finished": 7, "rollouts vanished": 1}

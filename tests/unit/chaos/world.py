@@ -7,8 +7,9 @@ from typing import Any
 
 import orjson
 
-from chaos.check_group import Held, Problem, Rules, check_group, held_by
+from chaos.check_group import Held, check_group, held_by
 from chaos.ledger import GroupTruth, Line, group_truth
+from chaos.problem import Problem, Rules
 from chaos.truth import message_tokens, render, sample, text_of, to_ids
 from rollstream.schemas.identity import digest_ids
 from rollstream.schemas.prompts import encode_prompt

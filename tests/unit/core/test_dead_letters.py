@@ -23,6 +23,7 @@ from rollstream.errors import SettingsError
 from rollstream.schemas.codec import Codec
 from rollstream.schemas.records import DeadLetter, RolloutOpened
 from rollstream.schemas.types import Json
+from tests.memory_claims import MemoryClaims
 
 CODEC = Codec()
 NOW_MS = 1_700_000_000_000
@@ -79,6 +80,15 @@ def test_dead_letter_written_twice_is_listed_once() -> None:
     assert select([first, again], Selection()) == [first]
 
 
+def test_record_refused_again_for_another_reason_is_listed_once() -> None:
+    """A conflict that is refused as late after a restart is one record; either refusal is found by its own id."""
+    first, again = _filed(1, reason="conflict"), _filed(2, reason="late", offset=1)
+    elsewhere = _filed(3, reason="late", offset=1, boundary="group")
+
+    assert [first, elsewhere] == select([first, again, elsewhere], Selection())
+    assert [again] == select([first, again, elsewhere], Selection(ids=(again.letter.dead_letter_id,)))
+
+
 def test_list_shows_the_newest_last_and_counts_all() -> None:
     """A limit cuts the oldest rows and not the counts."""
     found = [_filed(1), _filed(2), _filed(3, reason="conflict")]
@@ -108,7 +118,7 @@ def test_beginning_of_an_id_must_name_one() -> None:
 
 def test_opened_dead_letter_holds_the_record() -> None:
     """Bytes that decode are shown as the record they are."""
-    shown = opened(_filed(1), CODEC.decode)
+    shown = opened(_filed(1), CODEC)
 
     assert (shown["record_type"], shown["record"]["rollout_id"]) == ("RolloutOpened", "r-1")
     assert json.loads("\n".join(show_lines(shown)).partition("RolloutOpened:\n")[2]) == shown["record"]
@@ -116,7 +126,7 @@ def test_opened_dead_letter_holds_the_record() -> None:
 
 def test_unreadable_dead_letter_tells_why_and_shows_its_first_bytes() -> None:
     """Nothing is hidden because it cannot be read."""
-    shown = opened(_filed(1, value=b"\xff\xffpoison" + bytes(1000), boundary="decode"), CODEC.decode)
+    shown = opened(_filed(1, value=b"\xff\xffpoison" + bytes(1000), boundary="decode"), CODEC)
 
     lines = show_lines(shown)
 
@@ -126,6 +136,26 @@ def test_unreadable_dead_letter_tells_why_and_shows_its_first_bytes() -> None:
         line.startswith("000000  ff ff 70 6f 69 73 6f 6e 00") and line.endswith("..poison........") for line in lines
     )
     assert any("first 256 of 1008 bytes" in line for line in lines)
+
+
+@pytest.mark.parametrize("how", ["missing", "changed", "down"])
+def test_dead_letter_of_a_large_record_shows_the_claim_check_when_the_content_cannot_be_had(how: str) -> None:
+    """Which record it was, and where its bytes should be, is in Kafka."""
+    claims = MemoryClaims()
+    codec = Codec(claims=claims, inline_bytes=1)
+    filed = _filed(1, value=codec.encode(OPENING), boundary="decode", reason="claim_missing")
+    [name] = claims.stored
+    if how == "missing":
+        claims.stored.clear()
+    elif how == "changed":
+        claims.stored[name] = b"other"
+    claims.is_down = how == "down"
+
+    shown = opened(filed, codec)
+
+    assert (None, name, "r-1") == (shown["record"], shown["claim"]["name"], shown["claim"]["rollout_id"])
+    assert shown["claim"] == json.loads("\n".join(show_lines(shown)).partition("ClaimCheck:\n")[2])
+    assert "claim" in shown["unreadable"]
 
 
 @pytest.mark.parametrize(

@@ -393,6 +393,6 @@ def test_join_closes_expired_rollouts_a_part_at_a_time(monkeypatch: pytest.Monke
     written = []
     for _ in range(4):
         simulation.tick(DEADLINE_MS)
-        written.append(len(rollouts(simulation)))
+        written.append((len(rollouts(simulation)), simulation.hosted[0].stage.pending_ms is not None))
 
-    assert [1, 2, 3, 3] == written
+    assert [(1, True), (2, True), (3, False), (3, False)] == written

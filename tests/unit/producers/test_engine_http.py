@@ -27,7 +27,7 @@ async def proxy_lines() -> AsyncIterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize(
-    ("no_proxy", "first_line"), [("", "GET http://engine.test/health HTTP/1.1"), ("engine.test", None)]
+    ("no_proxy", "first_line"), [("", "GET http://engine.example/health HTTP/1.1"), ("engine.example", None)]
 )
 async def test_requests_go_through_the_proxy_of_the_environment_unless_the_host_is_exempt(
     monkeypatch: pytest.MonkeyPatch, proxy_lines: tuple[str, list[str]], no_proxy: str, first_line: str | None
@@ -36,7 +36,7 @@ async def test_requests_go_through_the_proxy_of_the_environment_unless_the_host_
     address, lines = proxy_lines
     monkeypatch.setenv("http_proxy", address)
     monkeypatch.setenv("no_proxy", no_proxy)
-    http = EngineHttp("http://engine.test", timeout_s=5)
+    http = EngineHttp("http://engine.example", timeout_s=5)
 
     if first_line is None:
         with pytest.raises(EngineGone, match="cannot be reached"):

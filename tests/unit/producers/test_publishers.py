@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from rollstream.kafka import producer_properties
 from rollstream.producers.base import Publisher, Submitted, acknowledged
 from rollstream.producers.kafka import KafkaPublisher
 from rollstream.producers.memory import MemoryPublisher
-from rollstream.schemas.codec import Codec
+from rollstream.schemas.codec import CLASSES, Codec, SchemaFile, schema_files
 from rollstream.schemas.envelope import Message
 from rollstream.schemas.records import CallDelivery, Delivery
 from rollstream.settings import KafkaSettings
@@ -108,6 +109,97 @@ async def test_large_record_that_waits_holds_back_its_key_and_no_other(monkeypat
 
     assert [False] * 3 == before
     assert ["other", "a", "b", "c", "d"] == parts.sent
+
+
+class SlowRegistry:
+    """Answers when it is told to; whoever asks waits."""
+
+    def __init__(self) -> None:
+        self.may_answer = threading.Event()
+        self.refusals = 0
+        self.asked: list[str] = []
+
+    def schema_id(self, schema: SchemaFile) -> int:
+        assert threading.current_thread() is not threading.main_thread(), "the event loop waits for the registry"
+        assert self.may_answer.wait(WAIT_S)
+        if self.refusals:
+            self.refusals -= 1
+            raise BrokerError("the registry is away", reason="registry_down")
+        self.asked.append(schema.record)
+        return len(self.asked)
+
+    def schema_text(self, schema_id: int) -> str:
+        return schema_files()[self.asked[schema_id - 1], 1].text
+
+
+def _with_registry(monkeypatch: pytest.MonkeyPatch, registry: SlowRegistry) -> tuple[KafkaPublisher, list[str]]:
+    """A publisher that asks a registry, and what it has given to librdkafka."""
+    monkeypatch.setattr("rollstream.producers.kafka._ASK_AGAIN_S", 0.001)
+    monkeypatch.setattr("rollstream.producers.kafka.open_codec", lambda url, claims: Codec(registry))
+    publisher = KafkaPublisher(NOBODY.model_copy(update={"registry_url": "http://registry"}))
+    sent: list[str] = []
+
+    def produce(message: Message, future: Submitted) -> None:
+        sent.append(Codec(registry).decode(message.value).call_id)  # type: ignore[attr-defined]
+        future.set_result(None)
+
+    publisher._produce = produce  # type: ignore[method-assign]
+    return publisher, sent
+
+
+async def test_records_wait_in_order_for_a_registry_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop does not: what is submitted meanwhile is sent once the ids are known, and then nobody is asked again."""
+    registry = SlowRegistry()
+    publisher, sent = _with_registry(monkeypatch, registry)
+    futures = [publisher.submit(delivery(name)) for name in ("a", "b")]
+    with pytest.raises(BrokerError) as error:
+        await acknowledged(futures[0], 0.02)
+    before = list(sent)
+
+    registry.may_answer.set()
+    for future in futures:
+        await acknowledged(future, WAIT_S)
+    asked = len(registry.asked)
+    await publisher.publish(delivery("c"), timeout_s=WAIT_S)
+    await publisher.close(0.01)
+
+    assert ("ack_timeout", []) == (error.value.reason, before)
+    assert ["a", "b", "c"] == sent
+    assert asked == len(registry.asked) == len(CLASSES)
+
+
+async def test_registry_that_is_away_is_asked_again_and_is_the_reason_that_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not an acknowledgement that Kafka was never asked for; and the record is still queued."""
+    registry = SlowRegistry()
+    registry.refusals = 10_000_000
+    registry.may_answer.set()
+    publisher, sent = _with_registry(monkeypatch, registry)
+    future = publisher.submit(delivery("a"))
+
+    with pytest.raises(BrokerError) as error:
+        await acknowledged(future, 0.2)
+    registry.refusals = 0
+    await acknowledged(future, WAIT_S)
+    await publisher.close(0.01)
+
+    assert ("registry_down", ["a"]) == (error.value.reason, sent)
+
+
+async def test_record_that_the_registry_kept_waiting_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits is bounded."""
+    monkeypatch.setattr("rollstream.producers.kafka._MOST_EARLY", 1)
+    registry = SlowRegistry()
+    publisher, _ = _with_registry(monkeypatch, registry)
+    publisher.submit(delivery("a"))
+
+    with pytest.raises(BrokerError) as error:
+        publisher.submit(delivery("b"))
+    registry.may_answer.set()
+    await publisher.close(WAIT_S)
+
+    assert "queue_full" == error.value.reason
 
 
 async def test_claim_store_that_is_down_is_the_reason_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,6 +175,64 @@ async def test_folder_is_written_from_an_event_loop(tmp_path: Path) -> None:
     assert LARGE == codec.decode(value)
 
 
+async def test_claim_that_was_read_ahead_is_decoded_without_the_store(tmp_path: Path) -> None:
+    """Now, and again when a stage asks for the record once more."""
+    writer = a_codec(ClaimStore(ClaimSettings(store=str(tmp_path))))
+    value, small = writer.encode(LARGE), writer.encode(SMALL)
+    codec = a_codec(ClaimStore(ClaimSettings(store=str(tmp_path))))
+
+    await codec.read_ahead(value)
+    await codec.read_ahead(small)
+    (tmp_path / claim_name(digest_bytes(Codec().encode(LARGE)))).unlink()
+
+    assert (True, False, False) == (codec.is_claim(value), codec.is_claim(small), codec.is_claim(b"\xc3\x01rubbish"))
+    assert [LARGE, LARGE] == [codec.decode(value), codec.decode_again(value)]
+
+
+async def test_claims_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest stay, and one in any case."""
+    claims = MemoryClaims()
+    codec = a_codec(claims)
+    values = [codec.encode(a_call(f"c-{n}", output=range(INLINE_BYTES))) for n in range(3)]
+    size = len(next(iter(claims.stored.values())))
+    monkeypatch.setattr("rollstream.schemas.codec.AT_HAND_BYTES", 2 * size)
+
+    kept = []
+    for value in (*values, values[2]):
+        await codec.read_ahead(value)
+        kept.append(len(codec._at_hand))
+
+    assert [1, 2, 2, 2] == kept
+    assert 2 * size == codec._at_hand_bytes
+
+
+async def test_what_is_wrong_with_a_claim_is_found_by_decoding_until_it_is_restored() -> None:
+    """Reading ahead keeps nothing that is not what was written, and leaves a missing claim to `decode`."""
+    claims = MemoryClaims()
+    codec = a_codec(claims)
+    value = codec.encode(LARGE)
+    (name,) = claims.stored
+    whole = claims.stored[name]
+    found = []
+
+    for content in (None, b"changed", whole):
+        claims.stored = {} if content is None else {name: content}
+        await codec.read_ahead(value)
+        found.append("whole" if content == whole and codec.decode(value) == LARGE else reason_of(codec, value))
+
+    assert ["SchemaError claim_missing", "SchemaError claim_mismatch", "whole"] == found
+
+
+async def test_reading_ahead_from_a_store_that_is_away_says_so(tmp_path: Path) -> None:
+    """It is no missing claim."""
+    value = a_codec(MemoryClaims()).encode(LARGE)
+
+    with pytest.raises(BrokerError) as caught:
+        await a_codec(ClaimStore(ClaimSettings(store=str(tmp_path / "nowhere")))).read_ahead(value)
+
+    assert "claims_down" == caught.value.reason
+
+
 def test_missing_file_is_a_missing_claim_and_a_missing_folder_a_store_that_is_down(tmp_path: Path) -> None:
     """A process that looks in the wrong place must not make dead letters of what is elsewhere, nor the folder."""
     value = a_codec(MemoryClaims()).encode(LARGE)

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rollstream.errors import SettingsError, SinkError
+from rollstream.object_store import open_store
 from rollstream.schemas.records import RECORDS, DeadLetter, ModelCall, Rollout, Sample
 from rollstream.sinks.base import Chunk, LogRecord, SinkBusy, Source
 from rollstream.sinks.objects import (
@@ -19,7 +20,6 @@ from rollstream.sinks.objects import (
     after,
     list_manifests,
     manifest_path,
-    open_store,
     read_manifest,
     read_manifests,
     read_records,

@@ -36,6 +36,7 @@ class Log:
     make_stages: Callable[[], list[Stage]]
     limit: float = 1.0
     admission: Admission | None = None
+    codec: Codec = CODEC
     topics: dict[str, list[Message]] = field(default_factory=lambda: defaultdict(list))
     committed: dict[str, int] = field(default_factory=dict)
     finished: dict[str, int] = field(default_factory=dict)
@@ -45,7 +46,7 @@ class Log:
 
     def write(self, noun: str, record: Record) -> None:
         """Append a record as a producer does."""
-        message = to_message(record, CODEC, prefix="t", source="/test", noun=noun)
+        message = to_message(record, self.codec, prefix="t", source="/test", noun=noun)
         self._append(noun, message.timestamp_ms, message.key, message.value, message.headers)
 
     def write_bytes(self, noun: str, value: bytes | None) -> None:
@@ -56,7 +57,7 @@ class Log:
         """A worker starts: fresh stages, reading from the committed offsets."""
         self.stages = self.make_stages()
         guard = DeadLetterGuard(self.limit)
-        self.partition = Partition(0, self.stages, CODEC, prefix="t", guard=guard, admission=self.admission)
+        self.partition = Partition(0, self.stages, self.codec, prefix="t", guard=guard, admission=self.admission)
         self.unacked.clear()
         self.position = {noun: self.committed.get(noun, 0) for noun in self.partition.nouns}
         ends = {noun: len(self.topics[noun]) for noun in self.partition.own_outputs}
@@ -94,6 +95,8 @@ class Log:
     def take(self, outgoing: Outgoing) -> int:
         """The broker appends a message. Returns: its offset."""
         m = outgoing.message
+        if m.claim is not None:
+            self.codec.store(m.claim)
         noun = m.topic.split(".")[1]
         self._append(noun, m.timestamp_ms, m.key, m.value, m.headers)
         return len(self.topics[noun]) - 1

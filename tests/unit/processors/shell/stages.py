@@ -58,6 +58,7 @@ class Join:
     bug: str | None = '"bug"'
     output = "rollouts"
     reads_own_output = True
+    pending_ms: int | None = None
     remembers_ms = 0
 
     def __init__(self) -> None:
@@ -128,6 +129,7 @@ class Gather:
     inputs = ("rollouts",)
     output = "groups"
     reads_own_output = True
+    pending_ms: int | None = None
 
     def __init__(self, work: Callable[[Rollout], Work] | None = None, *, remembers_ms: int = 0) -> None:
         self.remembers_ms = remembers_ms
@@ -194,18 +196,22 @@ class Relabel:
     """Stateless, one output for one input, as reward and credit are: passes a group on, one stage further."""
 
     reads_own_output = False
+    pending_ms: int | None = None
     remembers_ms = 0
 
     def __init__(self, name: str, reads: str, writes: str) -> None:
         self.name = name
         self.inputs = (reads,)
         self.output = writes
+        self.leaving: dict[str, list[Position]] = {}
 
     def apply(self, event: Event) -> Step:
         record = event.record
         assert isinstance(record, Group)
         record = replace(record, pipeline=self.name)
-        return Step(emits=(Emit(f"{record.group_id}/0", (record,), (event.position,)),))
+        item = f"{record.group_id}/0"
+        self.leaving.setdefault(item, []).append(event.position)
+        return Step(emits=(Emit(item, (record,), (event.position,)),))
 
     def tick(self, now_ms: int) -> Step:
         return NOTHING
@@ -214,7 +220,7 @@ class Relabel:
         return None
 
     def item_done(self, item: str) -> tuple[Position, ...]:
-        return ()
+        return tuple(self.leaving.pop(item, ()))
 
     def forget(self, item: str) -> None:
         del item

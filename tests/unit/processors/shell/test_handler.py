@@ -18,11 +18,13 @@ from rollstream.processors.shell.handler import Shell
 from rollstream.processors.shell.metrics import ShellCollector
 from rollstream.processors.shell.security import broker_credentials
 from rollstream.processors.shell.transport import End
-from rollstream.schemas.envelope import to_message
+from rollstream.schemas.codec import Codec
+from rollstream.schemas.envelope import draft_message, to_message
 from rollstream.schemas.records import Record
 from rollstream.settings import Settings
+from tests.memory_claims import MemoryClaims
 from tests.unit.processors.shell.log import CODEC, Message
-from tests.unit.processors.shell.stages import SOURCES, Gather, Join, ended, opened
+from tests.unit.processors.shell.stages import SOURCES, Gather, Join, ended, observed, opened
 
 NOUNS = (*SOURCES, "rollouts")
 
@@ -152,6 +154,100 @@ async def test_full_outbox_stops_reading_until_acknowledgements_come() -> None:
     sender.cancel()
 
     assert (False, True) == (before, shell.has_room)
+
+
+def _large(shell_codec: Codec, name: str, group: str) -> Message:
+    event = observed("r1", name * 500, group=group)
+    message = to_message(event, shell_codec, prefix="rollstream", source="/t", noun="environment")
+    assert shell_codec.is_claim(message.value)
+    return Message(0, message.timestamp_ms, message.key, message.value)
+
+
+async def _turns() -> None:
+    """Let everything happen that needs nobody else."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_large_record_is_read_without_blocking_and_in_its_place() -> None:
+    """While its claim is on the way the loop is free; what comes behind it in its partition waits, and nothing is lost."""
+    claims, group = MemoryClaims(), _group_in(0)
+    codec = Codec(claims=claims, inline_bytes=300)
+    stage = Join()
+    shell = Shell(Settings(), lambda _partition: [stage], codec)
+    _assign(shell, 0)
+    small = to_message(observed("r1", "a", group=group), codec, prefix="rollstream", source="/t")
+    messages = [
+        Message(0, 1, small.key, small.value),
+        replace(_large(codec, "b", group), offset=1),
+        replace(_large(codec, "c", group), offset=2),
+        Message(3, 1, small.key, small.value),
+    ]
+    claims.is_slow = asyncio.Event()
+
+    taking = asyncio.ensure_future(shell.take(TP("rollstream.environment.v1", 0), messages))
+    await _turns()
+    before = [event.content[1] for event in stage.open["r1/0"].events]
+    claims.is_slow.set()
+    await asyncio.wait_for(taking, 5)
+
+    assert ["a"] == before
+    assert ["a", "b", "c", "a"] == [event.content[1] for event in stage.open["r1/0"].events]
+
+
+async def test_records_behind_a_claim_are_not_taken_after_a_revocation() -> None:
+    """They belong to whoever has the partition next."""
+    claims, group = MemoryClaims(), _group_in(0)
+    codec = Codec(claims=claims, inline_bytes=300)
+    stage = Join()
+    shell = Shell(Settings(), lambda _partition: [stage], codec)
+    _assign(shell, 0)
+    large = _large(codec, "b", group)
+    claims.is_slow = asyncio.Event()
+
+    taking = asyncio.ensure_future(shell.take(TP("rollstream.environment.v1", 0), [large]))
+    await _turns()
+    shell.revoked()
+    claims.is_slow.set()
+    await asyncio.wait_for(taking, 5)
+
+    assert {} == stage.open
+
+
+async def test_claim_is_stored_before_its_message_and_what_follows_waits() -> None:
+    """In the order in which they were made; the loop is free meanwhile."""
+    claims, producer = MemoryClaims(), _Producer()
+    codec = Codec(claims=claims, inline_bytes=300)
+    shell = Shell(Settings(), lambda _partition: [Join()], codec)
+    _assign(shell, 0)
+    group = _group_in(0)
+    claims.is_slow = asyncio.Event()
+    for rollout, text in (("r1", "x" * 500), ("r2", "")):
+        for noun in SOURCES:
+            event = [observed(rollout, text, group=group)] if noun == "environment" and text else []
+            records = [*event, ended(rollout, group=group)]
+            messages = [draft_message(r, codec, prefix="rollstream", source="/t", noun=noun) for r in records]
+            for message in messages:
+                if message.claim is not None:
+                    claims.stored[message.claim.name] = message.claim.data
+            tp = TP(f"rollstream.{noun}.v1", 0)
+            at = shell._partitions[0]._ledgers[noun].next_offset or 0
+            claims.is_slow.set()
+            await shell.take(tp, [Message(at + i, 1, m.key, m.value) for i, m in enumerate(messages)])
+            claims.is_slow.clear()
+    inputs = len(claims.stored)
+    sender = asyncio.ensure_future(shell.outbox.send_all(producer))  # type: ignore[arg-type]
+
+    await _turns()
+    before = len(producer.sent), len(claims.stored) - inputs
+    claims.is_slow.set()
+    while len(producer.sent) < 2:
+        await asyncio.sleep(0)
+    sender.cancel()
+
+    assert (0, 0) == before
+    assert ["r1", "r2"] == [codec.decode(sent[2]).rollout_id for sent in producer.sent]  # type: ignore[union-attr]
+    assert [True, False] == [codec.is_claim(sent[2]) for sent in producer.sent]
 
 
 async def test_message_the_broker_refuses_ends_the_process() -> None:

@@ -20,6 +20,7 @@ from rollstream.schemas.topics import topics
 from rollstream.snapshot import Logged
 from tests.source_log import Entry, source_log
 from tests.unit.processors.shell.racing_scorer import RNG, races
+from tests.unit.processors.shell.stages import observed
 
 CODEC = Codec()
 START_MS = 1_700_000_000_000
@@ -112,6 +113,19 @@ def test_open_rollout_stays_open_until_the_log_is_older_than_its_deadline() -> N
     ended = {r.rollout_id: r.status for r in _decoded(late, "rollouts") if r.opened_at_ms < START_MS + DEADLINE_MS}  # type: ignore[attr-defined]
     assert set(ended) == {"g-0.r-0", "g-0.r-1"}
     assert ended["g-0.r-1"] == "timed_out"
+
+
+def test_rollouts_whose_scorers_run_for_hours_of_the_log_are_built() -> None:
+    """Results are taken when all places are taken; however much later in the log that is, no stage gives their group up."""
+    log = source_log(1, 2, seed=4, start_ms=START_MS)
+    for hours in (2, 3, 4):  # tool results of nobody: nothing to score, but time passes
+        log.append(("environment", observed("none", f"{hours}", group="none", at_ms=START_MS + hours * 3_600_000)))
+
+    written, replay = _replay(_logged(log))
+
+    assert {"g-0"} == {r.group_id for r in _decoded(written, "samples") if isinstance(r, GroupBuilt)}
+    assert ["no_opening"] == [r.reason for r in _decoded(written, "dead-letters") if isinstance(r, DeadLetter)]
+    assert {"calls": 0, "environment": 2, "terminals": 0} == replay.held
 
 
 def _ends(entry: Entry, rollout_id: str) -> bool:
