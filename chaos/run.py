@@ -47,7 +47,7 @@ _LOAD_END_S = 180.0
 _DRAIN_S = 240.0
 _SETTLED_LOOKS = 8
 _AUDIT_S = 600.0
-_AGENTS = 96
+_AGENTS = 160
 _LEDGER = "ledger.jsonl"
 OWN_ERROR = 2
 """Exit status of a process of ours that says why it cannot go on, and counts on being started again."""
