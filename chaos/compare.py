@@ -46,7 +46,7 @@ from rollstream.sinks.stored import PARTS, Evidence, Stored
 _GROUPS_AT_ONCE = 100
 _UNGROUPED = ("dead_letters", "policy_versions", "consumptions")
 _SHOWN = 40
-_LEAST = (("rollouts certain", "finishes acknowledged", 0.1), ("groups certain to be full", "groups", 0.02))
+_LEAST = (("rollouts certain", "finishes acknowledged", 0.3), ("groups certain to be full", "groups", 0.1))
 """What must have been certain, as a share of what. Where less was, deadlines decided nearly all, and little was asked for."""
 
 

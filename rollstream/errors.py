@@ -17,8 +17,7 @@ letters, masks and metrics carry.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 
 class RollstreamError(Exception):
@@ -64,18 +63,27 @@ class AuditError(RollstreamError):
     """Stored data cannot be read for an audit."""
 
 
-@contextmanager
-def boundary(error: type[RollstreamError], what: str, *, reason: str = "error") -> Iterator[None]:
+class _Boundary:
+    __slots__ = ("_error", "_reason", "_what")
+
+    def __init__(self, error: type[RollstreamError], what: str, reason: str) -> None:
+        self._error, self._what, self._reason = error, what, reason
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, cause: BaseException | None, __: object) -> None:
+        if isinstance(cause, Exception) and not isinstance(cause, RollstreamError):
+            message = f"cannot {self._what}: {type(cause).__name__}: {cause}"
+            raise self._error(message, reason=self._reason) from cause
+
+
+def boundary(error: type[RollstreamError], what: str, *, reason: str = "error") -> AbstractContextManager[None, None]:
     """Turn whatever a foreign library raises into `error`, saying what was being done.
 
-    Our own errors pass unchanged. This and `main` are the only places that may catch everything.
+    Our own errors pass unchanged. This and `main` are the only places that may catch everything. It is passed with every record
+    that is read, hence no generator.
     """
-    try:
-        yield
-    except RollstreamError:
-        raise
-    except Exception as cause:
-        raise error(f"cannot {what}: {type(cause).__name__}: {cause}", reason=reason) from cause
+    return _Boundary(error, what, reason)
 
 
 def _rebuild(cls: type[RollstreamError], message: str, state: dict[str, object]) -> RollstreamError:

@@ -28,7 +28,7 @@ from rollstream.errors import RollstreamError
 # server, or a client that reconnects to it could even connect to itself.
 _PORTS = range(20_000, 32_000)
 _POLL_S = 0.05
-_handed_out: set[int] = set()
+_claims: dict[int, socket.socket] = {}
 
 
 class ServiceError(RollstreamError):
@@ -36,18 +36,29 @@ class ServiceError(RollstreamError):
 
 
 def free_port() -> int:
-    """A TCP port of the loopback address that nothing listens on, given out once per Python process.
+    """A TCP port of the loopback address that nothing listens on. No other call on this machine gets it while this process lives.
 
     Raises:
         ServiceError: no port was free in 200 tries.
     """
     for port in random.sample(_PORTS, 200):
-        if port not in _handed_out and _is_free(port):
-            _handed_out.add(port)
+        if port not in _claims and _claim(port) and _is_free(port):
             return port
     raise ServiceError(
         f"cannot find a free port: 200 tries in {_PORTS.start}..{_PORTS.stop} failed; stop other servers"
     )
+
+
+def _claim(port: int) -> bool:
+    """Whether the port is now ours: a socket has its number as a name (Linux: one that ends with the process)."""
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0rollstream-port-{port}")
+    except OSError:  # another process has it
+        claim.close()
+        return False
+    _claims[port] = claim
+    return True
 
 
 def _is_free(port: int) -> bool:

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import resources
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import fastavro
 from fastavro.read import SchemaResolutionError
@@ -71,6 +71,19 @@ class SchemaFile:
     def label(self) -> str:
         """As messages call it, for instance `model_call.v1`."""
         return f"{self.record}.v{self.version}" if self.version else f"{self.record} in a version not known here"
+
+
+class _Way(NamedTuple):
+    """How what was written with one schema is read."""
+
+    writer: SchemaFile
+    """The schema."""
+    reader: Any
+    """What fastavro resolves it to; None if it is the newest."""
+    cls: type[Record | ClaimCheck]
+    """The class it is read into."""
+    what: str
+    """What has failed when it fails."""
 
 
 class Registry(Protocol):
@@ -231,8 +244,8 @@ class Codec:
         self._catalog = catalog or released()
         self._names = {cls: name for name, cls in self._catalog.classes.items()}
         self._newest = {name: self._catalog.newest(name) for name in self._catalog.classes}
-        self._by_fingerprint = {s.fingerprint: s for s in self._catalog.files.values()}
-        self._by_id: dict[int, SchemaFile] = {}
+        self._by_fingerprint = {schema.fingerprint: self._way_of(schema) for schema in self._catalog.files.values()}
+        self._by_id: dict[int, _Way] = {}
         self._prefixes: dict[str, bytes] = {}
         self._at_hand: OrderedDict[str, bytes] = OrderedDict()
         self._at_hand_bytes = 0
@@ -284,12 +297,12 @@ class Codec:
 
     def is_claim(self, data: bytes) -> bool:
         """Whether a claim check stands in Kafka. Asks nobody: of a registry's id that was not met yet it says no."""
-        schema = (
+        way = (
             self._by_fingerprint.get(bytes(data[2:10]))
             if data[:2] == _SINGLE_OBJECT
             else self._by_id.get(int.from_bytes(data[1:5], "big"))
         )
-        return schema is not None and self._catalog.classes[schema.record] is ClaimCheck
+        return way is not None and way.cls is ClaimCheck
 
     def claimed_bytes(self, data: bytes) -> int:
         """How many more bytes `decode` reads: those of the claim that is named here. Asks nobody, as `is_claim`."""
@@ -346,26 +359,25 @@ class Codec:
         return record
 
     def _parse_frame(self, data: bytes) -> Parsed:
-        writer, start = self._writer(data)
-        reader = self._newest[writer.record]
+        way, start = self._way(data)
         body = io.BytesIO(data)
         body.seek(start)
-        what = f"decode {writer.label}, whose {len(data)} bytes were cut short or damaged"
-        with boundary(SchemaError, what, reason="malformed"):
+        with boundary(SchemaError, way.what, reason="malformed"):
             try:
-                values = fastavro.schemaless_reader(body, writer.parsed, None if writer is reader else reader.parsed)
+                values: Any = fastavro.schemaless_reader(body, way.writer.parsed, way.reader)
             except SchemaResolutionError as cause:
                 raise SchemaError(
-                    f"cannot decode {writer.label} as {reader.label}: {cause}; update rollstream where this ran, then redrive",
+                    f"cannot decode {way.writer.label} as {self._newest[way.writer.record].label}: {cause}; update rollstream "
+                    "where this ran, then redrive",
                     reason="unknown_schema",
                 ) from cause
         rest = len(data) - body.tell()
         if rest:
             raise SchemaError(
-                f"cannot decode {writer.label}: {rest} bytes are left over of {len(data)}; the record is damaged",
+                f"cannot decode {way.writer.label}: {rest} bytes are left over of {len(data)}; the record is damaged",
                 reason="malformed",
             )
-        return Parsed(self._catalog.classes[writer.record], values)
+        return Parsed(way.cls, values)
 
     def claim_check(self, data: bytes) -> ClaimCheck | None:
         """The check that stands in Kafka; None if a record stands there, or nothing that can be read."""
@@ -427,16 +439,22 @@ class Codec:
             )
         return self._prefixes[record]
 
-    def _writer(self, data: bytes) -> tuple[SchemaFile, int]:
+    def _way_of(self, writer: SchemaFile) -> _Way:
+        newest = self._newest[writer.record]
+        what = f"decode {writer.label}, whose bytes were cut short or damaged"
+        return _Way(writer, None if writer is newest else newest.parsed, self._catalog.classes[writer.record], what)
+
+    def _way(self, data: bytes) -> tuple[_Way, int]:
+        """How to read the bytes, and where their body starts."""
         if data[:2] == _SINGLE_OBJECT and len(data) >= 10:
-            schema = self._by_fingerprint.get(bytes(data[2:10]))
-            if schema is None:
+            way = self._by_fingerprint.get(bytes(data[2:10]))
+            if way is None:
                 raise SchemaError(
                     f"cannot decode: schema fingerprint {data[2:10].hex()} is not known here; the writer is newer or "
                     "foreign, update rollstream where this ran",
                     reason="unknown_schema",
                 )
-            return schema, 10
+            return way, 10
         if data[:1] == _CONFLUENT and len(data) >= 5:
             return self._registered(int.from_bytes(data[1:5], "big")), 5
         raise SchemaError(
@@ -445,7 +463,7 @@ class Codec:
             reason="unknown_framing",
         )
 
-    def _registered(self, schema_id: int) -> SchemaFile:
+    def _registered(self, schema_id: int) -> _Way:
         if schema_id not in self._by_id:
             if self._registry is None:
                 raise SchemaError(
@@ -454,7 +472,7 @@ class Codec:
                     reason="unknown_schema",
                 )
             schema = self._parse(schema_id, self._registry.schema_text(schema_id))
-            self._by_id[schema_id] = self._by_fingerprint.get(schema.fingerprint, schema)
+            self._by_id[schema_id] = self._by_fingerprint.get(schema.fingerprint) or self._way_of(schema)
         return self._by_id[schema_id]
 
     def _parse(self, schema_id: int, text: str) -> SchemaFile:

@@ -17,12 +17,16 @@ FOLDERS = ("end_to_end", "integration", "contract", "unit")
 """In the order in which several processes take them: what takes long comes first, and small tests fill the gaps at the end."""
 
 
+WITH_MODEL = ("test_vllm_call.py", "test_vllm_line.py", "test_gateway_kafka.py")
+"""Files that share the tiny model, and the vLLM that serves it."""
+
+
 class _ByFile(LoadFileScheduling):
-    """The tests of a file run in one process, for they share what their fixtures start; so do the files that need vLLM."""
+    """The tests of a file run in one process, for they share what their fixtures start; so do the files with a model."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
-        return "vllm" if "/test_vllm_" in file else file
+        file: str = super()._split_scope(nodeid)
+        return "with a model" if file.endswith(WITH_MODEL) else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config) -> Scheduling:

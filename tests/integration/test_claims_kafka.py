@@ -124,10 +124,10 @@ def wait(process: ServiceProcess, condition: Callable[[], bool], what: str) -> N
 def test_rollout_larger_than_kafka_takes_reaches_trainer_and_store(
     kafka_settings: KafkaSettings, tmp_path: Path
 ) -> None:
-    """600 calls with more bytes than a topic's largest record: rollout and sample go by claim, and arrive token for token."""
+    """100 calls with more bytes than a topic's largest record: rollout and sample go by claim, and arrive token for token."""
     claims = ClaimSettings(store=str(tmp_path / "claims"))
     codec = open_codec(None, claims)
-    log = a_group("g-large", 600, 2_000)
+    log = a_group("g-large", 100, 12_000)
     write(kafka_settings, log, codec)
     objects = str(tmp_path / "objects")
 
@@ -144,7 +144,7 @@ def test_rollout_larger_than_kafka_takes_reaches_trainer_and_store(
     assert len(codec.frame(large)) > MAX_RECORD_BYTES
     calls = [record for _, record in log if isinstance(record, ModelCall)]
     assert [call for call in calls if call.rollout_id == "r-large"] == list(large.calls)
-    assert 600 * 2_000 + 5 == sum(sample.sampled_tokens for sample in group.samples)
+    assert 100 * 12_000 + 5 == sum(sample.sampled_tokens for sample in group.samples)
     assert tuple(read_records(open_store(objects), Sample)) == tuple(group.samples)
     assert [] == list(read_topic(kafka_settings, "dead-letters"))
     assert (

@@ -1,5 +1,5 @@
-"""The gateway on a real Kafka: as a process with a tiny model, and in this process where a test must stop the broker in
-the middle of a call.
+"""The gateway on a real Kafka: as a process with a tiny model or a stand-in for vLLM, and in this process where a test must stop
+the broker in the middle of a call.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ import httpx
 import openai
 import pytest
 
-from rollstream.process import ServiceProcess
+from rollstream.process import ServiceProcess, free_port
 from rollstream.producers.client import OpenRollout, RolloutClient
 from rollstream.producers.gateway.app import Gateway
 from rollstream.producers.kafka import KafkaPublisher
@@ -30,6 +31,7 @@ from rollstream.schemas.types import unpack_floats, unpack_ids
 from rollstream.settings import GatewaySettings, KafkaSettings
 from tests.end_to_end.processes import our_process
 from tests.end_to_end.topic_reader import is_readable, read_topic
+from tests.services import ROOT
 from tests.services.kafka import KafkaBroker
 from tests.unit.producers.fakes import FakeEngine
 
@@ -40,19 +42,33 @@ def records_of(kafka: KafkaSettings, noun: str) -> list[Record]:
     return [Codec().decode(value) for _, value in read_topic(kafka, noun)]
 
 
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Settings of a gateway whose engine is the stand-in: it starts in a tenth of the time that a model takes."""
+    port = free_port()
+    command = [sys.executable, "-m", "chaos.engine", "--port", str(port)]
+    with ServiceProcess("engine", command, log_file=tmp_path / "engine.log", cwd=ROOT) as engine:
+        url = f"http://127.0.0.1:{port}"
+        engine.wait_until(lambda: _is_healthy(url), 60, "it is healthy")
+        yield {"GATEWAY__ENGINE_URL": url}
+
+
+def with_model(folder: Path) -> dict[str, str]:
+    """Settings of a gateway whose engine is a model in its own process."""
+    return {"GATEWAY__ENGINE": "local", "GATEWAY__MODEL_PATH": str(folder)}
+
+
 @contextmanager
 def running_gateway(
-    folder: Path, kafka: KafkaSettings, model: Path, **settings: str
+    folder: Path, kafka: KafkaSettings, **engine: str
 ) -> Iterator[tuple[ServiceProcess, RolloutClient]]:
-    """`rollstream gateway` with the tiny model on a free port."""
+    """`rollstream gateway` on a free port."""
     variables = {
         "GATEWAY__PORT": "0",
-        "GATEWAY__ENGINE": "local",
-        "GATEWAY__MODEL_PATH": str(model),
         "GATEWAY__KEY_SECRET": "secret",
         "GATEWAY__SPOOL_DIR": str(folder / "spool"),
         "GATEWAY__MAX_OUTPUT_TOKENS": "8",
-        **settings,
+        **engine,
     }
     process = our_process("gateway", ["gateway"], folder, kafka, **variables)
     with process:
@@ -79,7 +95,7 @@ def test_rollout_of_the_official_client_is_in_kafka_whole(
     tmp_path: Path, kafka_settings: KafkaSettings, tiny_model: Path
 ) -> None:
     """Plain and streamed calls, an event and the end, of one rollout: every record, in order, in one partition number."""
-    with running_gateway(tmp_path, kafka_settings, tiny_model) as (_, client):
+    with running_gateway(tmp_path, kafka_settings, **with_model(tiny_model)) as (_, client):
         rollout = client.open_rollout("t-1", group_id="g-1", group_size=2, task={"q": 1})
         messages: list[Any] = [{"role": "user", "content": "What is 2 + 2?"}]
         with chat_client(rollout) as chat:
@@ -113,7 +129,7 @@ def test_rollout_of_the_official_client_is_in_kafka_whole(
 
 
 def test_every_answer_a_client_saw_is_in_kafka_after_a_crash(
-    tmp_path: Path, kafka_settings: KafkaSettings, tiny_model: Path
+    tmp_path: Path, kafka_settings: KafkaSettings, stand_in: dict[str, str]
 ) -> None:
     """Agents run, the gateway is killed, another one takes over with the same keys: no seen call is missing."""
     seen: list[str] = []
@@ -131,7 +147,7 @@ def test_every_answer_a_client_saw_is_in_kafka_after_a_crash(
                     -9:
                 ]
 
-    with running_gateway(tmp_path / "a", kafka_settings, tiny_model) as (process, client):
+    with running_gateway(tmp_path / "a", kafka_settings, **stand_in) as (process, client):
         rollouts = [client.open_rollout("t", group_id=f"g-{n}") for n in range(8)]
         agents = [threading.Thread(target=play, args=(rollout,)) for rollout in rollouts]
         for agent in agents:
@@ -140,7 +156,7 @@ def test_every_answer_a_client_saw_is_in_kafka_after_a_crash(
         process.kill()
         for agent in agents:
             agent.join()
-    with running_gateway(tmp_path / "a", kafka_settings, tiny_model) as (_, client):
+    with running_gateway(tmp_path / "a", kafka_settings, **stand_in) as (_, client):
         answer = httpx.post(
             f"{client._url}/r/{rollouts[0].rollout_id}/a/0/v1/chat/completions",
             json={"messages": [{"role": "user", "content": "again"}]},
@@ -209,7 +225,7 @@ def test_new_weights_are_served_and_announced(
     tmp_path: Path, kafka_settings: KafkaSettings, tiny_model: Path
 ) -> None:
     """Calls say the new version, the policies topic names it, a restart finds it there, and other replicas follow."""
-    with running_gateway(tmp_path, kafka_settings, tiny_model) as (_, client):
+    with running_gateway(tmp_path, kafka_settings, **with_model(tiny_model)) as (_, client):
         client.publish_policy(3, str(tiny_model), step=30)
         rollout = client.open_rollout("t")
         with chat_client(rollout) as chat:
@@ -222,8 +238,8 @@ def test_new_weights_are_served_and_announced(
         assert [3] == [span.version for span in call.version_spans]
         assert (3, 30, 3) == (policy.version, policy.step, version)  # type: ignore[union-attr]
 
-    with running_gateway(tmp_path / "b", kafka_settings, tiny_model) as (process, client):
+    with running_gateway(tmp_path / "b", kafka_settings, **with_model(tiny_model)) as (process, client):
         assert 3 == client.stats()["policy_version"]
-        with running_gateway(tmp_path / "c", kafka_settings, tiny_model) as (_, replica):
+        with running_gateway(tmp_path / "c", kafka_settings, **with_model(tiny_model)) as (_, replica):
             replica.publish_policy(4, str(tiny_model))
         process.wait_until(lambda: client.stats()["policy_version"] == 4, 60, "it follows what the other published")

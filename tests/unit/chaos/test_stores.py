@@ -192,7 +192,7 @@ def test_pipeline_of_the_chaos_run_is_known() -> None:
 
 @pytest.mark.parametrize(
     ("certain", "full", "missing"),
-    [(100, 10, []), (99, 10, ["rollouts"]), (100, 9, ["groups"]), (0, 0, ["rollouts", "groups"])],
+    [(300, 50, []), (299, 50, ["rollouts"]), (300, 49, ["groups"]), (0, 0, ["rollouts", "groups"])],
 )
 def test_run_in_which_next_to_nothing_was_certain_proves_nothing(certain: int, full: int, missing: list[str]) -> None:
     """Deadlines that end before what a fault takes leave nothing to ask for: that is no success."""
