@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from xdist.scheduler import LoadFileScheduling, Scheduling
@@ -29,9 +30,9 @@ class _ByFile(LoadFileScheduling):
         return "with a model" if file.endswith(WITH_MODEL) else file
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config) -> Scheduling:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
     """How tests are dealt to processes."""
-    return _ByFile(config)
+    return _ByFile(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
