@@ -1,10 +1,15 @@
 """What open rollouts cost: a worker's memory for each encoded byte it holds, and how long it takes to be back after SIGKILL.
 
 A real broker, the real stages. Rollouts are opened and their calls written, none is finished; so the worker holds everything,
-and reads everything again at its next start. Beside it stands what one plain read of the same bytes takes in the same run:
-fetch every record and decode it, and nothing else.
+and reads everything again at its next start.
 
-`python -m benchmarks.bench_recovery --full` holds 10,000 rollouts of 50,000 tokens, 4 GB; the default is a twentieth.
+Beside it stands what it takes to re-read the same bytes once: the same client (aiokafka) on the same event loop with the same
+settings, fetching every record and decoding it into its record class once, and nothing else. Both are timed from the first fetch,
+in turns, and their processor time is told beside the wall clock, since on a busy machine only that compares. The same read with
+confluent-kafka is there for comparison with C.
+
+`python -m benchmarks.bench_recovery --full` holds 10,000 rollouts of 50,000 tokens, 3.1 GB, and takes a quarter of an hour; the
+default is a twentieth.
 """
 
 from __future__ import annotations
@@ -15,11 +20,11 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from aiokafka import AIOKafkaConsumer
@@ -48,6 +53,12 @@ PARTITIONS = 6
 CALLS = 20
 """Calls of a rollout; half of a call's new tokens are prompt, half output."""
 RESTARTS = 3
+OPENED_AHEAD_MS = 86_400_000
+"""How far in the future the rollouts are opened, so that none expires meanwhile."""
+FETCH: dict[str, int] = {
+    "max_partition_fetch_bytes": 4 << 20, "fetch_max_bytes": 16 << 20, "fetch_max_wait_ms": 100, "max_poll_records": 1_000,
+}  # fmt: skip
+"""What `processors/shell` sets."""
 STAGES = ["join", "group", "score", "reward", "credit", "build"]
 CAUGHT_UP = "caught up after"
 _WAIT_S = 1_800.0
@@ -80,45 +91,61 @@ def _measure(rollouts: int, tokens: int) -> None:
         idle_bytes = _rss_bytes(worker.pid)
         worker.kill()
         events, encoded_bytes = _produce(kafka, rollouts, tokens)
-        plain_s = {
-            "plain read, aiokafka": _plain(lambda: asyncio.run(_read_aiokafka(kafka, events))),
-            "plain read, confluent-kafka": _plain(lambda: _read_confluent(kafka, events)),
-        }
-        back_s, read_s, rss_bytes = [], [], []
+        plain, compared, back, started_s, rss_bytes = [], [], [], [], []
         for _ in range(RESTARTS):
-            worker = stack.enter_context(_worker(kafka, folder, events))
+            plain.append(asyncio.run(_read_aiokafka(kafka, events)))
+            compared.append(_read_confluent(kafka, events))
             began = time.monotonic()
-            read_s.append(_wait(worker))
-            back_s.append(time.monotonic() - began)
+            worker = stack.enter_context(_worker(kafka, folder, events))
+            back.append(_wait(worker))
+            started_s.append(time.monotonic() - began)
             rss_bytes.append(_rss_bytes(worker.pid) - idle_bytes)
             worker.kill()
-    ratio = median(rss_bytes) / encoded_bytes
+    grown = median(rss_bytes) / encoded_bytes
     shape = f"{rollouts:,} open rollouts of {tokens:,} tokens, {events:,} events, {encoded_bytes / 1e6:,.0f} MB"
+    wall = median(one.wall_s / other.wall_s for one, other in zip(back, plain, strict=True))
+    processor = median(one.processor_s / other.processor_s for one, other in zip(back, plain, strict=True))
     report(
         "recovery",
         [
-            *(_figure(what, seconds) for what, seconds in plain_s.items()),
-            _figure("worker, first record asked for to gates open", read_s, shape),
+            _figure("plain read, aiokafka", plain, shape),
+            _figure("plain read, confluent-kafka", compared),
             _figure(
-                "worker, start of the process to gates open", back_s,
-                f"memory grows by {ratio:.2f} bytes for each encoded byte, from {idle_bytes / 1e6:.0f} MB",
+                "worker, first fetch to gates open", back, f"{wall:.2f} x a plain read, {processor:.2f} x its processor time"
+            ),
+            _figure(
+                "worker, start of the process to gates open", [Took(wall_s, 0) for wall_s in started_s],
+                f"memory grows by {grown:.2f} bytes for each encoded byte, from {idle_bytes / 1e6:.0f} MB",
             ),
         ],
     )  # fmt: skip
 
 
-def _figure(what: str, seconds: list[float], note: str = "") -> Figure:
-    p50, p99 = np.percentile(seconds, [50, 99]) * 1e6
-    return Figure(what, len(seconds), float(p50), float(p99), note)
+class Took(NamedTuple):
+    """How long something took."""
+
+    wall_s: float
+    """By the clock."""
+    processor_s: float
+    """Of this process, all its threads; 0 if not measured."""
 
 
-def _plain(read: Callable[[], None]) -> list[float]:
-    seconds = []
-    for _ in range(RESTARTS):
-        began = time.monotonic()
-        read()
-        seconds.append(time.monotonic() - began)
-    return seconds
+class Watch:
+    """Measures from where it is made."""
+
+    def __init__(self) -> None:
+        self._began = Took(time.monotonic(), time.process_time())
+
+    def took(self) -> Took:
+        """Until now."""
+        return Took(time.monotonic() - self._began.wall_s, time.process_time() - self._began.processor_s)
+
+
+def _figure(what: str, runs: list[Took], note: str = "") -> Figure:
+    p50, p99 = np.percentile([run.wall_s for run in runs], [50, 99]) * 1e6
+    processor_s = median(run.processor_s for run in runs)
+    notes = [f"{processor_s:.2f} s of processor time"] if processor_s else []
+    return Figure(what, len(runs), float(p50), float(p99), "; ".join([*notes, *([note] if note else [])]))
 
 
 def _produce(kafka: KafkaSettings, rollouts: int, tokens: int) -> tuple[int, int]:
@@ -144,7 +171,7 @@ def _produce(kafka: KafkaSettings, rollouts: int, tokens: int) -> tuple[int, int
 def _rollout(number: int, tokens: int) -> Iterator[Record]:
     rng, name, group = np.random.default_rng(number), f"r{number:06d}", f"g{number // 8:06d}"
     now_ms = int(time.time() * 1000)
-    yield RolloutOpened(name, 0, group, 8, "task", now_ms)
+    yield RolloutOpened(name, 0, group, 8, "task", now_ms + OPENED_AHEAD_MS)
     half = tokens // CALLS // 2
     bases: dict[str, Any] = {}
     whole = np.empty(0, np.uint32)
@@ -174,31 +201,35 @@ def _example() -> ModelCall:
 _EXAMPLE = _example()
 
 
-async def _read_aiokafka(kafka: KafkaSettings, events: int) -> None:
+async def _read_aiokafka(kafka: KafkaSettings, events: int) -> Took:
     codec, seen = Codec(), 0
-    consumer = AIOKafkaConsumer(
-        topics()["calls"].name(kafka.prefix), bootstrap_servers=kafka.bootstrap, auto_offset_reset="earliest",
-        max_partition_fetch_bytes=4 << 20, fetch_max_wait_ms=100,
-    )  # fmt: skip
+    name = topics()["calls"].name(kafka.prefix)
+    consumer = AIOKafkaConsumer(name, bootstrap_servers=kafka.bootstrap, auto_offset_reset="earliest", **FETCH)
     await consumer.start()
+    watch = Watch()
     while seen < events:
         for records in (await consumer.getmany(timeout_ms=500)).values():
             for record in records:
-                codec.decode(record.value)
+                codec.decode(record.value or b"")
             seen += len(records)
+    took = watch.took()
     await consumer.stop()
+    return took
 
 
-def _read_confluent(kafka: KafkaSettings, events: int) -> None:
+def _read_confluent(kafka: KafkaSettings, events: int) -> Took:
     codec, seen = Codec(), 0
     consumer = Consumer({**client_properties(kafka), "group.id": "plain", "enable.auto.commit": False})
     name = topics()["calls"].name(kafka.prefix)
+    watch = Watch()
     consumer.assign([TopicPartition(name, number, 0) for number in range(PARTITIONS)])
     while seen < events:
         for message in consumer.consume(500, 1):
-            codec.decode(message.value())
+            codec.decode(message.value() or b"")
             seen += 1
+    took = watch.took()
     consumer.close()
+    return took
 
 
 def _worker(kafka: KafkaSettings, folder: Path, events: int) -> ServiceProcess:
@@ -214,10 +245,11 @@ def _worker(kafka: KafkaSettings, folder: Path, events: int) -> ServiceProcess:
     return ServiceProcess("worker", command, log_file=folder / f"worker-{uuid.uuid4().hex[:6]}.log")
 
 
-def _wait(worker: ServiceProcess) -> float:
-    """Wait until everything is read and the gates are open. Returns: seconds since its first fetch."""
+def _wait(worker: ServiceProcess) -> Took:
+    """Wait until everything is read and the gates are open. Returns: what that took since its first fetch."""
     worker.wait_until(lambda: CAUGHT_UP in worker.log_text(), _WAIT_S, "everything is read and the gates are open")
-    return float(worker.log_text().split(CAUGHT_UP)[1].split()[0])
+    wall_s, processor_s = worker.log_text().split(CAUGHT_UP)[1].split()[:2]
+    return Took(float(wall_s), float(processor_s))
 
 
 def _rss_bytes(pid: int) -> int:
@@ -230,20 +262,20 @@ class WatchedShell(Shell):
 
     expected = 0
     """Events of `calls` there are."""
-    _began_at: float | None = None
+    _watch: Watch | None = None
     _is_told = False
 
     def wanted(self, active: set[TP]) -> set[TP]:
-        self._began_at = self._began_at or time.monotonic()
+        self._watch = self._watch or Watch()
         return super().wanted(active)
 
     def passed(self, ends: Mapping[TP, End]) -> None:
         super().passed(ends)
         partitions = list(self._partitions.values())
         is_open = bool(partitions) and not any(partition.closed_gates for partition in partitions)
-        if is_open and not self._is_told and self.stats.events["calls"] >= self.expected:
+        if self._watch and is_open and not self._is_told and self.stats.events["calls"] >= self.expected:
             self._is_told = True
-            print(f"{CAUGHT_UP} {time.monotonic() - (self._began_at or 0):.3f} s", flush=True)
+            print(CAUGHT_UP, *self._watch.took(), flush=True)
 
 
 def run_worker(bootstrap: str, prefix: str, events: str) -> None:

@@ -17,14 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
-from rollstream.schemas.parsed import Parsed, class_of
+from rollstream.schemas.parsed import Fields, Parsed, class_of, fields_of
 from rollstream.schemas.records import Record
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """Where an event stands."""
 
     noun: str
@@ -77,14 +76,14 @@ class Event:
         return cast(Record, found)
 
     @property
-    def fields(self) -> Any:
-        """What reads like the record but for nested fields and enums, see `Parsed`; or the record."""
-        return self.record if self._record is None else self._record
+    def fields(self) -> Fields:
+        """The record's fields."""
+        return fields_of(self._record or self.record)
 
     @property
     def cls(self) -> type[Record]:
         """The record's class."""
-        return class_of(self.fields)
+        return class_of(self._record or self.record)
 
     def thin(self) -> None:
         """Let go of the decoded record."""

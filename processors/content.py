@@ -15,6 +15,7 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
+from rollstream.schemas.parsed import Fields
 from rollstream.schemas.records import (
     CallDelivery,
     CallStarted,
@@ -35,8 +36,8 @@ _EVENT = attrgetter(*(field.name for field in fields(EnvironmentEvent) if field.
 _WORST_FIRST = (Delivery.NONE, Delivery.PARTIAL, Delivery.FULL, Delivery.UNKNOWN)
 
 
-def about(kind: type[Record], fields: Any, noun: str) -> int:
-    """What a source record of a topic is about. Args: fields: the record, or what reads like it."""
+def about(kind: type[Record], fields: Fields, noun: str) -> int:
+    """What a source record of a topic is about."""
     return hash(_ABOUT[kind](fields, noun))
 
 
@@ -90,12 +91,12 @@ def _terminal_mark(status: RolloutStatus, outcome: str) -> int:
     return hash(("terminal", status, outcome))
 
 
-_ABOUT: dict[type, Callable[[Any, str], tuple[object, ...]]] = {
+_ABOUT: dict[type, Callable[[Fields, str], tuple[object, ...]]] = {
     RolloutOpened: lambda r, noun: ("opened",),
-    CallStarted: lambda r, noun: ("started", r.call_id, r.call_attempt),
-    ModelCall: lambda r, noun: ("call", r.call_id, r.call_attempt),
-    CallDelivery: lambda r, noun: ("delivery", r.call_id, r.call_attempt, r.delivered),
-    EnvironmentEvent: lambda r, noun: ("event", r.event_id),
+    CallStarted: lambda r, noun: ("started", r["call_id"], r["call_attempt"]),
+    ModelCall: lambda r, noun: ("call", r["call_id"], r["call_attempt"]),
+    CallDelivery: lambda r, noun: ("delivery", r["call_id"], r["call_attempt"], r["delivered"]),
+    EnvironmentEvent: lambda r, noun: ("event", r["event_id"]),
     Terminal: lambda r, noun: ("terminal", noun),
 }
 

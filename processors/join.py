@@ -80,9 +80,9 @@ class JoinStage:
         kind, fields = event.cls, event.fields
         if kind not in _NAMES_ITS_ITEM:
             raise StageError(f"join cannot use a {kind.__name__} from topic {event.position.noun!r}")
-        item = f"{fields.rollout_id}/{fields.attempt}"
+        item = f"{fields['rollout_id']}/{fields['attempt']}"
         if kind is RolloutOpened:
-            self._supersede(fields.rollout_id, fields.attempt)
+            self._supersede(fields["rollout_id"], fields["attempt"])
         if self._ledger.is_closed(item):
             return self._ledger.after_close(item, event)
         held = hold(event)
@@ -90,7 +90,7 @@ class JoinStage:
         if rollout is not None:
             return self._add(item, rollout, [held])
         if kind is RolloutOpened:
-            return self._begin(item, OpenRollout(held, fields.opened_at_ms))
+            return self._begin(item, OpenRollout(held, fields["opened_at_ms"]))
         self._orphans.add(item, held)
         return self._ledger.step()
 

@@ -62,9 +62,9 @@ def hold(event: Event) -> Held:
     said = None if kind in _MARKED_LATER else mark(event.record)
     held = Held(event, said, about(kind, fields, event.position.noun), kind)
     if kind in (CallStarted, ModelCall):
-        held.call = hash(fields.call_id)
-    elif kind is Terminal and (fields.expected_calls, fields.expected_events) != held.expected:
-        held.expected = (fields.expected_calls, fields.expected_events)
+        held.call = hash(fields["call_id"])
+    elif kind is Terminal:
+        held.expected = fields["expected_calls"], fields["expected_events"]
     return held
 
 

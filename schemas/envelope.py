@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from rollstream.schemas.codec import Claim, Codec, record_name
 from rollstream.schemas.identity import digest_bytes
-from rollstream.schemas.parsed import Parsed, class_of
+from rollstream.schemas.parsed import Parsed, class_of, field_names, fields_of
 from rollstream.schemas.records import Record
 from rollstream.schemas.topics import key_of, topic_of
 
@@ -80,18 +80,17 @@ def draft_message(record: Record, codec: Codec, *, prefix: str, source: str, nou
 
 def event_time_ms(record: Record | Parsed) -> int:
     """When the thing a record tells of happened, UTC epoch milliseconds."""
-    cls = class_of(record)
-    for field in _time_fields(cls):
-        value = getattr(record, field)
+    cls, fields = class_of(record), fields_of(record)
+    for name in _time_fields(cls):
+        value = fields[name]
         if value is not None:
             return int(value)
-    group = getattr(record, "group", None)
-    if group is not None:
-        return int(group.closed_at_ms)
+    if "group" in field_names(cls):
+        return int(fields_of(fields["group"])["closed_at_ms"])
     raise TypeError(f"{cls.__name__} has no time field")
 
 
 @functools.cache
 def _time_fields(cls: type) -> tuple[str, ...]:
     """Those that a class has."""
-    return tuple(name for name in _TIME_FIELDS if name in getattr(cls, "__dataclass_fields__", ()))
+    return tuple(name for name in _TIME_FIELDS if name in field_names(cls))

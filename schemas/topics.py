@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from rollstream.errors import SchemaError
-from rollstream.schemas.parsed import Parsed, class_of
+from rollstream.schemas.parsed import Parsed, class_of, field_names, fields_of
 from rollstream.schemas.records import RECORDS, Record
 
 PARTITIONER = "murmur2_random"
@@ -84,9 +84,11 @@ TERMINAL_TOPICS = ("calls", "environment", "terminals")
 
 def key_of(record: Record | Parsed) -> bytes:
     """The Kafka key of a record."""
-    key = topic_of(class_of(record)).key
-    owner = record if hasattr(record, key) else getattr(record, "group")  # noqa: B009 - stage records hold their group
-    return str(getattr(owner, key)).encode()
+    cls, fields = class_of(record), fields_of(record)
+    key = topic_of(cls).key
+    if key not in field_names(cls):  # stage records hold their group
+        fields = fields_of(fields["group"])
+    return str(fields[key]).encode()
 
 
 def _read(name: str, values: dict[str, Any]) -> Topic:

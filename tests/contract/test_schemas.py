@@ -11,15 +11,19 @@ from typing import Any
 import pytest
 
 from rollstream.schemas.check import check_all
-from rollstream.schemas.codec import CLASSES, record_name, with_digest
+from rollstream.schemas.codec import CLASSES, Codec, record_name, with_digest
+from rollstream.schemas.envelope import event_time_ms
 from rollstream.schemas.prompts import decode_prompts
 from rollstream.schemas.readable import from_readable
 from rollstream.schemas.records import RECORDS, GroupScores, ModelCall, Record, Rollout, Sample
+from rollstream.schemas.topics import key_of
 from rollstream.schemas.types import unpack_floats, unpack_ids, unpack_mask
 from tests.contract.checkout import ROOT
 from tests.contract.example_story import texts
 
 PASSING = sorted((ROOT / "schemas" / "examples").rglob("*.pass.json"))
+RECORDED = [path for path in PASSING if json.loads(path.read_text("utf-8"))["record"] in RECORDS]
+"""Without claim checks, which only stand for a record."""
 
 
 def _read(path: Path) -> Record:
@@ -60,6 +64,22 @@ def test_example_digests_are_those_of_the_content(path: Path) -> None:
             content = replace(record, scores=tuple(replace(score, latency_ms=0) for score in record.scores))
 
         assert with_digest(content).digest == record.digest
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
+def test_example_tells_key_and_time_before_its_record_is_made(path: Path) -> None:
+    """What was read and not made answers as the record does, and becomes it."""
+    record = _read(path)
+    codec = Codec()
+
+    parsed = codec.parse(codec.encode(record))
+
+    assert (type(record), key_of(record), event_time_ms(record)) == (
+        parsed.cls,
+        key_of(parsed),
+        event_time_ms(parsed),
+    )
+    assert record == parsed.make()
 
 
 def test_examples_are_what_the_stages_write() -> None:

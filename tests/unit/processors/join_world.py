@@ -114,8 +114,8 @@ class JoinWorld:
         position = Position(noun, 0, self.cursors[noun])
         self.cursors[noun] += 1
         self.held[noun].add(position.offset)
-        record = CODEC.decode(value)
-        return Event(position, record, event_time_ms(record), value, None, CODEC.decode)
+        parsed = CODEC.parse(value)
+        return Event(position, parsed, event_time_ms(parsed), value, None, CODEC.decode)
 
     def _do(self, step: Step) -> None:
         self._release(step.finished)

@@ -26,9 +26,9 @@ CODEC = Codec()
 
 
 def an_event(record: Record, noun: str, offset: int) -> Event:
-    """A record at a place in a topic."""
+    """A record at a place in a topic, as the shell reads it."""
     value = CODEC.encode(record)
-    return Event(Position(noun, 0, offset), record, event_time_ms(record), value, None, CODEC.decode)
+    return Event(Position(noun, 0, offset), CODEC.parse(value), event_time_ms(record), value, None, CODEC.decode)
 
 
 def default_pipeline() -> Pipeline:

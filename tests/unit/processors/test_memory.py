@@ -16,9 +16,10 @@ from rollstream.processors.ledger import Ledger
 from rollstream.processors.pipeline import Pipeline
 from rollstream.schemas.codec import Codec
 from rollstream.schemas.envelope import event_time_ms
-from rollstream.schemas.records import Record
+from rollstream.schemas.parsed import Parsed
+from rollstream.schemas.records import EnvironmentEvent, ModelCall, Record
 from tests.unit.processors.joining import barrier
-from tests.unit.processors.records import conversation, happened, opened, started
+from tests.unit.processors.records import call, conversation, happened, opened, started
 from tests.unit.processors.simulation import default_pipeline
 
 PIPELINE: Pipeline = default_pipeline()
@@ -39,7 +40,7 @@ class Reader:
         """Give one record."""
         value = CODEC.encode(record)
         position = Position(noun, 0, 1_000_000 + self.num_events)
-        event = Event(position, CODEC.decode(value), event_time_ms(record), value, b"g-1", self._decode_again)
+        event = Event(position, CODEC.parse(value), event_time_ms(record), value, b"g-1", self._decode_again)
         self.num_bytes += len(value)
         self.num_events += 1
         self.stage.apply(event)
@@ -101,6 +102,30 @@ def test_join_decodes_an_event_once_when_it_closes_the_rollout() -> None:
 
     assert {} == while_open
     assert {1} == set(reader.decoded.values())
+
+
+def test_join_makes_no_record_of_a_call_that_it_only_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart reads thousands of calls; whose they are is told by their fields."""
+    made: list[type] = []
+    make = Parsed.make
+    monkeypatch.setattr(Parsed, "make", lambda parsed: made.append(parsed.cls) or make(parsed))
+    reader = Reader(PIPELINE.build_stages(0)[0])
+
+    reader.feed_rollouts(1, 5, 10)
+
+    assert 16 == reader.num_events
+    assert not {ModelCall, EnvironmentEvent}.intersection(made)
+
+
+def test_join_decodes_a_held_call_once_however_often_it_is_repeated() -> None:
+    """What a call says is hashed when a second one comes, and not again."""
+    reader = Reader(PIPELINE.build_stages(0)[0])
+    one = call("c-1")
+
+    for record in (opened(), one, one, one):
+        reader.feed("calls", record)
+
+    assert {CODEC.encode(one): 1} == reader.decoded
 
 
 def test_ledger_remembers_the_last_done_items_and_every_one_on_its_way() -> None:
