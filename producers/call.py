@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rollstream.producers.engines.base import Answer, Finish, Identity, Ids, LabelSpan
+from rollstream.producers.engines.base import Answer, Identity, Ids, LabelSpan
 from rollstream.schemas.records import LogprobSemantics, Outcome, SamplingParams, VersionSpan
 
 DEFECTS = {
@@ -26,7 +26,7 @@ DEFECTS = {
     "prompt_mismatch": "the engine was conditioned on other ids than were rendered",
     "vocabulary": "an id is outside the vocabulary",
     "semantics_unknown": "it is not known which distribution the log-probabilities belong to",
-    "semantics_raw": "log-probabilities of the untempered distribution, while the temperature was not 1",
+    "semantics_raw": "log-probabilities of the model's own distribution, while it was tempered or truncated",
     "truncated_prompt": "the prompt was cut to fit",
     "not_completed": "the call ended neither by itself nor by its token limit",
     "empty_output": "nothing was sampled",
@@ -72,22 +72,26 @@ def judge(
         found.add("vocabulary")
     if identity.semantics is LogprobSemantics.UNKNOWN:
         found.add("semantics_unknown")
-    if identity.semantics is LogprobSemantics.RAW and sampling.temperature != 1.0:
+    is_as_it_is = (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, -1)
+    if identity.semantics is LogprobSemantics.RAW and not is_as_it_is:
         found.add("semantics_raw")
-    if outcome not in (Outcome.COMPLETED, Outcome.LENGTH):
+    if not outcome.is_whole:
         found.add("not_completed")
     if not ids:
         found.add("empty_output")
     return Verdict(tuple(code for code in DEFECTS if code in found), logprobs, spans)
 
 
-def outcome_of(finish: Finish | None) -> Outcome:
+def outcome_of(answer: Answer) -> Outcome:
     """How the engine says the call ended."""
+    finish = answer.finish
     if finish is None or finish.reason in ("", "error"):
         return Outcome.UPSTREAM_ERROR
     if finish.reason == "abort":
-        return Outcome.ABORTED
-    return Outcome.LENGTH if finish.reason == "length" else Outcome.COMPLETED
+        return Outcome.ABORTED_POLICY_UPDATE if answer.pause_mode else Outcome.ABORTED
+    if finish.reason == "length":
+        return Outcome.LENGTH
+    return Outcome.STOP_STRING if finish.stop_string else Outcome.COMPLETED
 
 
 def read_spans(spans: Sequence[LabelSpan], output_tokens: int) -> tuple[tuple[VersionSpan, ...], set[str]]:

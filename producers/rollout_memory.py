@@ -68,6 +68,10 @@ class RolloutMemory:
         """The call ended and its answer did not reach the client."""
         self.undelivered.setdefault(digest, []).append((call_id, call_attempt + 1))
 
+    def put_back(self, digest: str, call_id: str, call_attempt: int) -> None:
+        """A retry came to nothing before it was written: the next equal request is this attempt."""
+        self.undelivered.setdefault(digest, []).insert(0, (call_id, call_attempt))
+
 
 class MemoryOfRollouts:
     """All rollouts that are remembered; the least recently used go first."""

@@ -77,6 +77,16 @@ class GatewaySettings(_Part):
     """How long a rollout's key is good for."""
     admin_key: str | None = None
     """Bearer key for opening rollouts and publishing policies; None leaves both open to whoever reaches the port."""
+    admin_host: str = "127.0.0.1"
+    """Address of the admin port."""
+    admin_port: int | None = Field(None, ge=0)
+    """Port for opening rollouts and publishing policies, away from agents; 0 takes a free one. None: the public port has them."""
+    max_request_bytes: int = Field(32 * 1024 * 1024, ge=1)
+    """Largest request; more is a 413."""
+    max_calls: int = Field(1024, ge=1)
+    """Most calls at once; more get a 429."""
+    max_backlog: int = Field(10_000, ge=1)
+    """Most records that may wait for Kafka; while there are more, calls get a 503."""
     engine: Literal["vllm", "local"] = "vllm"
     """Which engine serves the calls."""
     engine_url: str = "http://127.0.0.1:8000"

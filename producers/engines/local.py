@@ -123,6 +123,14 @@ class LocalEngine:
             )
         return np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
 
+    async def encode(self, text: str) -> Ids:
+        """As in `Engine`."""
+        return np.array(self._backend.encode(text).ids, dtype=np.uint32)
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        """As in `Engine`."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=True))
+
     async def generate(self, prompt_ids: Ids, sampling: SamplingParams, request_id: str, answer: Answer) -> None:
         """As in `Engine`; the answer is filled at the end, or with what there is when cancelled."""
         if not len(prompt_ids):
@@ -154,8 +162,7 @@ class LocalEngine:
         self, conversation: Conversation, ids: Sequence[int], prompt_ids: Ids, text: str, call_id: str
     ) -> dict[str, Any]:
         """As in `Engine`."""
-        decoded = self._backend.decode(list(ids), skip_special_tokens=True)
-        return to_message(self._parse(decoded), f"call_{call_id}")
+        return to_message(self._parse(await self.decode(ids)), f"call_{call_id}")
 
     async def load_policy(self, version: int, weights_ref: str) -> None:
         """As in `Engine`; `weights_ref` is a folder with a `model.safetensors`, or that file."""

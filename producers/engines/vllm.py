@@ -91,6 +91,17 @@ class VllmEngine:
         async with self._answers(path):
             return _ids((await self._post(path, body))[field])
 
+    async def encode(self, text: str) -> Ids:
+        """As in `Engine`."""
+        async with self._answers("/tokenize"):
+            return _ids((await self._post("/tokenize", {"model": self._model, "prompt": text}))["tokens"])
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        """As in `Engine`."""
+        body = {"model": self._model, "tokens": list(ids)}
+        async with self._answers("/detokenize"):
+            return str((await self._post("/detokenize", body))["prompt"])
+
     async def generate(self, prompt_ids: Ids, sampling: SamplingParams, request_id: str, answer: Answer) -> None:
         """As in `Engine`."""
         path, body = self._request(prompt_ids, sampling, request_id)
@@ -212,7 +223,7 @@ class VllmEngine:
         finish = answer.finish or Finish("")
         echoed = event.get("prompt_token_ids")
         usage = event.get("usage")
-        reason, spans = finish.reason, finish.spans
+        reason, spans, stop_string = finish.reason, finish.spans, finish.stop_string
         for choice in event.get("choices") or ():
             ids = choice.get("token_ids") or ()
             if ids and answer.first_token_at_ms is None:
@@ -222,6 +233,8 @@ class VllmEngine:
             answer.text += choice.get("text") or ""
             echoed = echoed or choice.get("prompt_token_ids")
             reason = choice.get("finish_reason") or reason
+            stop = choice.get("stop_reason")
+            stop_string = stop if isinstance(stop, str) else stop_string
             labels = choice.get("weight_versions")
             if labels:
                 spans = tuple(LabelSpan(span["start"], span["end"], str(span["version"])) for span in labels)
@@ -232,6 +245,7 @@ class VllmEngine:
             spans=spans,
             prompt_ids=_ids(echoed) if echoed else finish.prompt_ids,
             output_tokens=usage["completion_tokens"] if usage else finish.output_tokens,
+            stop_string=stop_string,
         )
 
     async def _events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:

@@ -14,10 +14,9 @@ from typing import Any
 
 import orjson
 
-from rollstream.errors import BrokerError
 from rollstream.producers.base import Publisher, acknowledged
 from rollstream.producers.capability import Claims, mint_key
-from rollstream.producers.dialects.chat import RequestRefused
+from rollstream.producers.dialects.base import RequestRefused
 from rollstream.producers.engines.base import Engine
 from rollstream.producers.gateway.metrics import GatewayMetrics
 from rollstream.producers.gateway.service import new_id
@@ -201,19 +200,6 @@ class RolloutService:
             state_key=_text(values, "state_key"),
             content_ref=_text(values, "content_ref"),
         )
-
-
-def unacknowledged(error: BrokerError) -> RequestRefused:
-    """503 for a record that is no call; 413 if sending it again would not help."""
-    if error.reason == "too_large":
-        return RequestRefused(f"{error}; give large contents by reference", status=413, code=error.reason)
-    return RequestRefused(
-        f"not acknowledged, send it again: {error}",
-        status=503,
-        kind="server_error",
-        code=error.reason,
-        retry_after_s=2,
-    )
 
 
 def _refuse(name: str, value: object, expected: str) -> Any:

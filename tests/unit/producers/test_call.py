@@ -142,9 +142,24 @@ def test_partial_and_empty_answers_are_not_trainable() -> None:
 )  # fmt: skip
 def test_engine_word_gives_the_outcome(reason: str, outcome: Outcome) -> None:
     """An abort is never a stop."""
-    assert outcome == outcome_of(Finish(reason))
+    assert outcome == outcome_of(Answer(finish=Finish(reason)))
 
 
 def test_every_code_is_explained() -> None:
     """A person can look up each code."""
     assert all(DEFECTS.values())
+
+
+def test_abort_while_weights_change_is_told_apart() -> None:
+    """Whoever counts aborts must see which of them the trainer brought about."""
+    aborted = Answer(finish=Finish("abort"), pause_mode="abort")
+
+    assert Outcome.ABORTED_POLICY_UPDATE == outcome_of(aborted)
+
+
+def test_stop_string_is_told_apart_from_the_models_own_end() -> None:
+    """Its tokens are a sample like any other."""
+    stopped = Answer(finish=Finish("stop", stop_string="END"))
+
+    assert Outcome.STOP_STRING == outcome_of(stopped)
+    assert Outcome.STOP_STRING.is_whole
