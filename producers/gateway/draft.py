@@ -197,10 +197,8 @@ class Served:
         """What the client sees, for its protocol to write."""
         call, message = self.call, self.message
         content = message.get("content") or ""
-        if call.outcome is Outcome.STOP_STRING and call.stop_reason:
-            content = content.partition(call.stop_reason)[
-                0
-            ]  # the ids keep the token that completed it, the text does not
+        if call.outcome is Outcome.STOP_STRING and call.stop_reason:  # its ids are kept, its text is not shown
+            content = content.partition(call.stop_reason)[0]
         return Shown(
             call_id=call.call_id,
             created_s=call.started_at_ms // 1000,

@@ -1,6 +1,6 @@
 """How much the gateway takes on at once, so that neither many clients nor a slow Kafka can fill its memory. Pure.
 
-A call has a place from before its body is read until its answer is sent or its outcome written. Where there is no place it is
+A call has a place from before its body is read until its answer is sent or its client has left. Where there is no place it is
 a 429 with a time to come again; where Kafka owes too many acknowledgements it is a 503, and nothing more is taken on until
 it has caught up.
 """

@@ -70,7 +70,17 @@ FUNCTIONS: list[tuple[Any, list[str]]] = [
 """What is overridden, called, or relied on in Faust and aiokafka, with its parameters."""
 
 ATTRIBUTES: list[tuple[type, list[str]]] = [
-    (AIOKafkaConsumer, ["_fetch_max_wait_ms", "_fetch_max_bytes", "_fetch_min_bytes", "_max_poll_records", "_coordinator", "_fetcher"]),
+    (
+        AIOKafkaConsumer,
+        [
+            "_fetch_max_wait_ms",
+            "_fetch_max_bytes",
+            "_fetch_min_bytes",
+            "_max_poll_records",
+            "_coordinator",
+            "_fetcher",
+        ],
+    ),
     (AiokafkaFetcher, ["_subscriptions"]),
     (GroupCoordinator, ["generation"]),
     (TopicPartitionState, ["highwater", "timestamp"]),
