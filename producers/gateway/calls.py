@@ -7,16 +7,17 @@ that is an event in the stream, never an end. A client that leaves stops the eng
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 from urllib.parse import parse_qsl
 
 from starlette.types import Message, Receive, Scope, Send
 
 from rollstream.producers.dialects.base import Dialect, Exchange, Incoming, RequestRefused, Stream, TokenCounter
-from rollstream.producers.gateway.draft import Link, Served, Ticket
 from rollstream.producers.gateway.keys import Keys
 from rollstream.producers.gateway.limits import Admission
 from rollstream.producers.gateway.service import CallService
+from rollstream.producers.gateway.ticket import Link, Served, Ticket
 from rollstream.producers.gateway.web import AsgiCall, Refusals, headers_of, read_body, text_header
 from rollstream.schemas.records import Delivery
 
@@ -138,12 +139,18 @@ class CallRoutes:
             await self._calls().not_delivered(served, Delivery.NONE)
             return
         self._calls().delivering(served)
-        if stream is None:
-            await _send_whole(send, exchange.whole(served.shown()), _ids(ticket))
-            return
-        if not begun:
-            await send(_stream_start(stream, ticket))
-        await send({"type": "http.response.body", "body": stream.end(served.shown())})
+        is_sent = False
+        try:
+            if stream is None:
+                await _send_whole(send, exchange.whole(served.shown()), _ids(ticket))
+            else:
+                if not begun:
+                    await send(_stream_start(stream, ticket))
+                await send({"type": "http.response.body", "body": stream.end(served.shown())})
+            is_sent = True
+        finally:
+            if not is_sent:
+                self._see_to(self._calls().not_delivered(served, Delivery.PARTIAL))
 
     def _abandon(self, call: asyncio.Task[Served], link: Link) -> None:
         """The client has left: stop the engine, and let the outcome be written without it."""
@@ -158,7 +165,11 @@ class CallRoutes:
                 return
             await self._calls().not_delivered(served, Delivery.NONE)
 
-        task = asyncio.create_task(see_through())
+        self._see_to(see_through())
+
+    def _see_to(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it in the background; the end of the process waits for it."""
+        task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
@@ -169,7 +180,9 @@ def _incoming(scope: Scope, headers: Mapping[bytes, bytes], body: bytes) -> Inco
 
 
 def _link(headers: Mapping[bytes, bytes]) -> Link:
+    tries = headers.get(b"x-stainless-retry-count", b"")
     return Link(
+        is_retry=tries.isdigit() and int(tries) > 0,
         harness=headers.get(b"user-agent", b"").decode("latin-1"),
         state_key=text_header(headers, b"x-rollstream-state-key"),
         action_key=text_header(headers, b"x-rollstream-action-key"),

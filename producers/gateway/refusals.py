@@ -21,7 +21,9 @@ def engine_refusal(error: ProviderError) -> RequestRefused:
 
 
 def broker_refusal(error: BrokerError) -> RequestRefused:
-    """503: the record is not in Kafka, so the call has not happened for anyone; send it again."""
+    """503: the record is not in Kafka, so the call has not happened for anyone; send it again. 413 if that would not help."""
+    if error.reason == "too_large":
+        return RequestRefused(str(error), problem=Problem.TOO_LARGE, code=error.reason)
     return unavailable(f"the call's record was not acknowledged, send it again: {error}", code=error.reason)
 
 
@@ -37,6 +39,11 @@ def unacknowledged(error: BrokerError) -> RequestRefused:
 def unfinished_refusal(outcome: Outcome) -> RequestRefused:
     """503: the engine stopped before the end; a stop that it did not choose is never shown as one."""
     return unavailable(f"the engine ended this call as {outcome.value}; send it again", code=outcome.value)
+
+
+def replaced_refusal() -> RequestRefused:
+    """503 for whoever still waits for an attempt that its client has sent again; its answer would be a second one."""
+    return unavailable("this request was sent again, and that attempt is served in its place", code="retried")
 
 
 def context_overflow(prompt_tokens: int, limit_tokens: int) -> RequestRefused:

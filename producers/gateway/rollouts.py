@@ -6,6 +6,7 @@ Each record is acknowledged by Kafka before the answer. A client that got a retr
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import re
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from rollstream.producers.capability import Claims, mint_key
 from rollstream.producers.dialects.base import RequestRefused
 from rollstream.producers.engines.base import Engine
 from rollstream.producers.gateway.metrics import GatewayMetrics
-from rollstream.producers.gateway.service import new_id
+from rollstream.producers.ids import new_id
 from rollstream.producers.rollout_memory import MemoryOfRollouts
 from rollstream.schemas.records import (
     EnvironmentEvent,
@@ -128,9 +129,15 @@ class RolloutService:
     async def finish(self, claims: Claims, values: dict[str, Any]) -> None:
         """Write the end of an attempt, last into each topic that a rollout is read from.
 
+        An agent that was killed leaves calls whose outcomes are being written: the end waits for those, as long as for an
+        acknowledgement, so that they are not late.
+
         Raises: as `open`.
         """
         memory = self._memory.of(claims.rollout_id, claims.attempt)
+        leaving = memory.leaving()
+        if leaving:
+            await asyncio.wait(leaving, timeout=self._settings.ack_timeout_s)
         terminal = Terminal(
             rollout_id=claims.rollout_id,
             attempt=claims.attempt,
