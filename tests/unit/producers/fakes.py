@@ -157,9 +157,19 @@ class Rig:
 
 
 @asynccontextmanager
-async def started_gateway(folder: Path, *plays: Play, policy_log: Any = None, **settings: Any) -> AsyncIterator[Rig]:
-    """A gateway over the fake engine and the in-memory publisher, reached without a network."""
-    engine, publisher, now = FakeEngine(*plays), MemoryPublisher(), [1_000_000]
+async def started_gateway(
+    folder: Path,
+    *plays: Play,
+    policy_log: Any = None,
+    engine: FakeEngine | None = None,
+    publisher: MemoryPublisher | None = None,
+    **settings: Any,
+) -> AsyncIterator[Rig]:
+    """A gateway over the fake engine and the in-memory publisher, reached without a network.
+
+    Args: engine: None makes one of the plays. publisher: one that another gateway writes to as well.
+    """
+    engine, publisher, now = engine or FakeEngine(*plays), publisher or MemoryPublisher(), [1_000_000]
     values: dict[str, Any] = {
         "key_secret": "s",
         "spool_dir": folder / "spool",
