@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rollstream.producers.dialects.anthropic_messages import Messages, MessagesTokenCount
+from rollstream.producers.dialects.anthropic_models import AnthropicModels
 from rollstream.producers.dialects.base import Dialect, ModelCatalog, Surface, TokenCounter
 from rollstream.producers.dialects.openai_chat import ChatCompletions
 from rollstream.producers.dialects.openai_models import OpenAIModels
@@ -15,15 +17,19 @@ from rollstream.producers.dialects.openai_models import OpenAIModels
 DIALECTS: dict[str, Dialect] = {
     dialect.protocol: dialect
     for dialect in (
+        Messages(),
         ChatCompletions(),
     )
 }  # fmt: skip
 """Name in records → protocol."""
 
-COUNTERS: tuple[TokenCounter, ...] = ()
+COUNTERS: tuple[TokenCounter, ...] = (
+    MessagesTokenCount(),
+)  # fmt: skip
 """Who answers how many tokens a prompt has."""
 
 CATALOGS: tuple[ModelCatalog, ...] = (
+    AnthropicModels(),
     OpenAIModels(),
 )  # fmt: skip
 """Who answers which models there are."""
