@@ -610,4 +610,4 @@ def _differing(written: Sequence[tuple[str, Record]], last: ModelCall) -> list[s
     )
     report = audit_evidence(iter([evidence]), held=Quarantine(), bounds={}, unknown_samples=[], counts={})
     found = [finding for findings in report.findings.values() for finding in findings]
-    return [str(one).partition(" is ")[0].rpartition(": ")[2] for one in found if "in the intent" in str(one)]
+    return [one.message.partition(" is ")[0] for one in found if "in the intent" in one.message]
