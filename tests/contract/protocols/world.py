@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from rollstream.producers.engines.vllm import VllmEngine
+from rollstream.producers.engines import make_engine
 from rollstream.producers.gateway.app import Gateway
 from rollstream.producers.memory import MemoryPublisher
 from rollstream.schemas.records import ModelCall
@@ -74,7 +74,7 @@ async def served_world(
         }
         values = {"engine_admin_url": engine_url, **values}
         given = GatewaySettings(**values)
-        gateway = Gateway(given, VllmEngine(given), lambda: publisher, keep_alive_s=keep_alive_s)
+        gateway = Gateway(given, make_engine(given), lambda: publisher, keep_alive_s=keep_alive_s)
         sent: list[bytes] = []
         async with _on_socket(_watched(gateway.app, sent)) as url:
             admin = httpx.ASGITransport(gateway.admin)

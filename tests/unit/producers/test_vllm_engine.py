@@ -116,7 +116,8 @@ class FakeVllm:
         self.error: dict[str, Any] | None = None
         self.fails_at = ""
         self.requests: list[tuple[str, Any]] = []
-        self.hangs = False
+        self.label = "default"
+        self.is_paused = False
 
     async def __call__(self, path: str, body: Any) -> Reply:
         path = path.partition("?")[0]
@@ -130,6 +131,8 @@ class FakeVllm:
             "/v1/models": {"data": [{"id": "policy", "max_model_len": 2048}]},
             "/v1/chat/completions/render": {"token_ids": PROMPT},
             "/tokenize": {"tokens": PROMPT},
+            "/weight_info": {"weight_version": self.label},
+            "/is_paused": {"is_paused": self.is_paused},
             "/v1/chat/completions/derender": {"choices": [{"message": self.message(), "finish_reason": "stop"}]},
         }
         if path in answers:
@@ -246,7 +249,9 @@ async def test_fallback_samples_from_ids_as_well(engine: VllmEngine, server: Fak
 
     assert (PROMPT, [7, 2], [-0.5, None], ()) == (ids.tolist(), answer.ids, answer.logprobs, answer.finish.spans)  # type: ignore[union-attr]
     assert {"role": "assistant", "content": "ok"} == message
-    assert PROMPT == server.requests[-1][1]["prompt"]
+    assert [PROMPT] == [
+        body["prompt"] for path, body in server.requests if path == "/v1/completions" and body["stream"]
+    ]
 
 
 async def test_message_is_the_servers_with_ids_that_a_replay_gives_again(engine: VllmEngine) -> None:
