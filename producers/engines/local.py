@@ -63,19 +63,21 @@ class LocalEngine:
         self._end_ids = _end_ids(self._model, self._tokenizer)
         self._version = 0
         limit = int(getattr(self._model.config, "max_position_embeddings", max_context_tokens))
+        tokenizer, template = digest_bytes(tokenizer_bytes), digest_json(self._tokenizer.chat_template)
         self._identity = Identity(
             engine="local",
             engine_version=f"transformers-{transformers.__version__}",
             model=model_name,
             encoding=Encoding(
-                tokenizer_digest=digest_bytes(tokenizer_bytes),
-                chat_template_digest=digest_json(self._tokenizer.chat_template),
+                tokenizer_digest=tokenizer,
+                chat_template_digest=template,
                 template_kwargs_digest=digest_json({}),
                 parser="" if parser == "none" else parser,
             ),
             vocabulary_tokens=int(self._model.config.vocab_size),
             max_context_tokens=min(max_context_tokens, limit),
             semantics=LogprobSemantics.PROCESSED,
+            fingerprint=digest_json(tokenizer, template, parser),
         )
         self._jobs: deque[tuple[Job, _Waiter]] = deque()
         self._orders: deque[Callable[[], None]] = deque()

@@ -27,6 +27,7 @@ from rollstream.producers.capability import Claims
 from rollstream.producers.dialects.base import Dialect, Request, RequestRefused
 from rollstream.producers.draft import CallDraft, correction
 from rollstream.producers.engines.base import Answer, Conversation, Engine, Ids
+from rollstream.producers.gateway.engine_watch import EngineWatch
 from rollstream.producers.gateway.metrics import GatewayMetrics
 from rollstream.producers.gateway.refusals import (
     broker_refusal,
@@ -64,6 +65,7 @@ class CallService:
         self._memory = memory
         self._metrics = metrics
         self._now_ms = now_ms
+        self._watch = EngineWatch(gateway.policy, metrics)
         self._recorder = CallRecorder(
             publisher, spool, ack_timeout_s=gateway.ack_timeout_s, now_ms=now_ms, on_spooled=metrics.spooled.inc
         )
@@ -151,6 +153,7 @@ class CallService:
         self._check_policy(ticket.claims)
         await self._engine.start()
         identity = self._engine.identity()
+        self._watch.see(identity)
         prompt_ids = await self._prompt_ids(request)
         return CallDraft(
             head=ticket.head(),
