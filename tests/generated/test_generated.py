@@ -1,6 +1,6 @@
 """Generated rollouts: whatever is sampled, echoed, cut or left, the records say what happened, and rows hold what was sampled.
 
-A few hundred cases by default. `ROLLSTREAM_GENERATED_CASES=10000` plays as many as it says. A failure names the case's number;
+A few hundred cases by default. `GENERATED_CASES=10000` plays as many as it says. A failure names the case's number;
 `Stage.play(number)` plays it again.
 """
 
@@ -27,7 +27,7 @@ from tests.generated.checker import ExpectedRow, check_records, codes_of, expect
 from tests.generated.play import Played, Stage
 from tests.generated.talk import ECHOES, TEMPLATES
 
-CASES = int(os.environ.get("ROLLSTREAM_GENERATED_CASES", "300"))
+CASES = int(os.environ.get("GENERATED_CASES", "300"))
 _PIPELINE = Path(__file__).parents[2] / "pipelines/default.yaml"
 _CODEC = Codec()
 _CODES = {
