@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from rollstream.producers.dialects.anthropic_messages import Messages, MessagesTokenCount
 from rollstream.producers.dialects.anthropic_models import AnthropicModels
 from rollstream.producers.dialects.base import Dialect, ModelCatalog, Surface, TokenCounter
+from rollstream.producers.dialects.google_generate import GenerateContent
+from rollstream.producers.dialects.google_models import GoogleModels
+from rollstream.producers.dialects.google_tokens import CountTokens
 from rollstream.producers.dialects.openai_chat import ChatCompletions
 from rollstream.producers.dialects.openai_models import OpenAIModels
 
@@ -18,17 +21,20 @@ DIALECTS: dict[str, Dialect] = {
     dialect.protocol: dialect
     for dialect in (
         Messages(),
+        GenerateContent(),
         ChatCompletions(),
     )
 }  # fmt: skip
 """Name in records → protocol."""
 
 COUNTERS: tuple[TokenCounter, ...] = (
+    CountTokens(),
     MessagesTokenCount(),
 )  # fmt: skip
 """Who answers how many tokens a prompt has."""
 
 CATALOGS: tuple[ModelCatalog, ...] = (
+    GoogleModels(),
     AnthropicModels(),
     OpenAIModels(),
 )  # fmt: skip

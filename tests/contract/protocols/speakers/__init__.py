@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from tests.contract.protocols.speakers.anthropic_messages import AnthropicMessages
 from tests.contract.protocols.speakers.base import Speaker
+from tests.contract.protocols.speakers.google_generate import GoogleGenerate
 from tests.contract.protocols.speakers.openai_chat import OpenAIChat
 
 SPEAKERS: dict[str, type[Speaker]] = {
     "anthropic-messages": AnthropicMessages,
+    "google-generate": GoogleGenerate,
     "openai-chat": OpenAIChat,
 }
 """Protocol's name in records → client."""
