@@ -123,7 +123,7 @@ class CallDraft:
 
         Args: message: the assistant message as it is shown. error: what went wrong, if anything.
         """
-        head, identity, finish = self.head, self.identity, answer.finish
+        head, identity, finish = self.head, answer.served or self.identity, answer.finish
         verdict = judge(
             answer,
             outcome=outcome,

@@ -95,6 +95,8 @@ class GatewaySettings(_Part):
     """The server's address for weight updates (vLLM's development routes); None leaves the weights alone."""
     engine_pause_mode: Literal["abort", "wait", "keep"] = "wait"
     """What a weight update does to running calls: ends them, waits for them, or has them go on with the next weights."""
+    engine_weights: Literal["full", "adapter"] = "full"
+    """What a policy version is: all weights, or a LoRA adapter under a name of its own (engine `vllm`)."""
     model_path: str | None = None
     """Folder of the model (engine `local`)."""
     model_name: str = "policy"

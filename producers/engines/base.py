@@ -105,6 +105,8 @@ class Answer:
     """How the engine was paused while it sampled: `abort`, `wait` or `keep`; empty if it was not, as far as known."""
     cache_cleared: bool | None = None
     """Whether that pause cleared the prefix cache; None without a pause."""
+    served: Identity | None = None
+    """What the engine was when it began to sample, where that may be other than when the prompt was made."""
 
 
 class Engine(Protocol):

@@ -88,6 +88,7 @@ class HttpEngine(ABC):
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._is_open.wait()
+                answer.served = self._identity
                 path, body = self._request(prompt_ids, sampling, request_id)
                 self._sampling[id(answer)] = answer
                 self._is_idle.clear()

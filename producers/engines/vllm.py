@@ -13,14 +13,17 @@ Source: recorded bodies of vLLM 0.32; gateway.md §1 of the design notes.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from rollstream.errors import ProviderError
+from rollstream.producers.engines.adapters import Adapter, adapter_name, adapter_spans, digest_adapter
 from rollstream.producers.engines.base import Answer, Conversation, Finish, Identity, Ids, LabelSpan
 from rollstream.producers.engines.http import EngineHttp
 from rollstream.producers.engines.probe import (
@@ -54,6 +57,9 @@ class VllmEngine(HttpEngine):
         """Args: http: for tests."""
         super().__init__(gateway, http=http)
         self._has_scale_out = False
+        self._is_adapter = gateway.engine_weights == "adapter"
+        self._adapter: Adapter | None = None
+        self._adapters: dict[str, Adapter] = {}
 
     async def render(self, conversation: Conversation) -> Ids:
         """As in `Engine`."""
@@ -81,6 +87,47 @@ class VllmEngine(HttpEngine):
         path, body = self._derender(conversation, ids, prompt_ids.tolist(), call_id)
         async with self._answers(path):
             return _message((await self._post(path, body))["choices"][0]["message"], call_id)
+
+    async def load_policy(self, version: int, weights_ref: str) -> None:
+        """As in `Engine`. An adapter is loaded beside the others: running calls end on theirs, and nothing is paused."""
+        if not self._is_adapter or self._admin_url is None:
+            await super().load_policy(version, weights_ref)
+            return
+        async with self._loading:
+            await self.start()
+            path = weights_ref.removeprefix("file://")
+            name = adapter_name(self._model, version)
+            adapter = Adapter(name, version, path, await asyncio.to_thread(digest_adapter, path))
+            if self._adapters.get(name, adapter) != adapter:
+                raise ProviderError(
+                    f"cannot load adapter {name!r} from {path!r}: it is loaded from {self._adapters[name].path!r} with other "
+                    "files, and a name is never given twice; publish the weights as another version",
+                    reason="bad_request",
+                )
+            await self._serve(adapter)
+            self._adapter = self._adapters[name] = adapter
+            self._version = version
+            self._identity = replace(self.identity(), adapter=name, adapter_digest=adapter.digest)
+
+    async def _serve(self, adapter: Adapter) -> None:
+        """Have the server load an adapter, unless it has it."""
+        models = {one["id"]: one for one in (await self._get("/v1/models"))["data"]}
+        root = models.get(adapter.name, {}).get("root", adapter.path)
+        if root != adapter.path:
+            raise ProviderError(
+                f"vLLM serves {adapter.name!r} from {root!r}, expected {adapter.path!r}; publish the weights as another version",
+                reason="bad_request",
+            )
+        if adapter.name not in models:
+            body = {"lora_name": adapter.name, "lora_path": adapter.path}
+            await self._http_ok(self._admin_path("/v1/load_lora_adapter"), body)
+
+    async def _http_ok(self, path: str, body: dict[str, Any]) -> None:
+        """POST whose answer is a text."""
+        async with self._answers(path):
+            response = await self._http.post(path, body)
+            if response.status != 200:
+                raise self._refusal(path, response.status, response.content)
 
     def _render_request(self, conversation: Conversation) -> tuple[str, dict[str, Any], str]:
         """Path, body, and the answer's field that holds the ids."""
@@ -127,7 +174,7 @@ class VllmEngine(HttpEngine):
             "logprobs": 0,
         }
         body: dict[str, Any] = {
-            "model": self._model,
+            "model": self._adapter.name if self._adapter else self._model,
             "request_id": request_id,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -158,6 +205,8 @@ class VllmEngine(HttpEngine):
             labels = choice.get("weight_versions")
             if labels:
                 spans = tuple(LabelSpan(span["start"], span["end"], str(span["version"])) for span in labels)
+                adapter = self._adapters.get(answer.served.adapter) if answer.served else None
+                spans = adapter_spans(adapter, spans) if adapter else spans
         answer.finish = Finish(
             reason=reason,
             spans=spans,
@@ -190,6 +239,8 @@ class VllmEngine(HttpEngine):
             await self._admin("/resume")
 
     async def _label(self) -> str | None:
+        if self._adapter is not None:
+            return str(self._adapter.version)
         return (
             None
             if self._admin_url is None
@@ -223,6 +274,8 @@ class VllmEngine(HttpEngine):
         async with self._answers("/tokenizer_info"):
             info = await self._http.get("/tokenizer_info")
         template = orjson.loads(info.content).get("chat_template") if info.status == 200 else None
+        if self._adapter is not None:
+            await self._serve(self._adapter)  # a server that was restarted has none
         return Identity(
             engine="vllm",
             engine_version=str(version),
@@ -243,6 +296,8 @@ class VllmEngine(HttpEngine):
                 parsers=None if self._has_scale_out else self._parser,
                 message=await self._probe_parsers() if self._has_scale_out else None,
             ),
+            adapter=self._adapter.name if self._adapter else "",
+            adapter_digest=self._adapter.digest if self._adapter else "",
         )
 
     async def _probe_tools(self) -> list[int]:

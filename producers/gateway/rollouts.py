@@ -10,7 +10,7 @@ import asyncio
 import difflib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -173,6 +173,8 @@ class RolloutService:
         )
         self.announced.add(record)
         await self._engine.load_policy(record.version, record.weights_ref)
+        if self._settings.engine_weights == "adapter":
+            record = replace(record, adapter=self._engine.identity().adapter)
         self._metrics.version.set(record.version)
         await self._publisher.publish(record, timeout_s=self._settings.ack_timeout_s)
         return record
