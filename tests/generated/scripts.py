@@ -25,7 +25,7 @@ _PIECES: tuple[tuple[tuple[int, ...], ...], ...] = (
 _CALLS = ((13, 15, 16, 18, 14), (13, 15, 17, 18, 14))
 """`{"x":1}` without and with a space."""
 _ENDINGS = ("stop",) * 10 + ("length", "length", "stop_string", "abort", "update", "error", "died", "left", "refused")
-_FAULTS = ("none", "none", "logprob", "count", "spans", "echo", "vocabulary", "chunk")
+_FAULTS = ("none", "none", "logprob", "logprob", "count", "spans", "echo", "vocabulary", "chunk")
 
 
 @dataclass
@@ -120,7 +120,7 @@ def _faulty(rng: random.Random, script: Script, fault: str) -> Script:
         kind = rng.choice(("value", "value", "value", "dropped", "added"))
         at = rng.randrange(count)
         if kind == "value":
-            odd = (None, math.nan, -math.inf, math.inf, -9999.0, -1e30, 1e300, 0.5, 5e-5, "-0.1", True)
+            odd = (None, math.nan, -math.inf, math.inf, -9999.0, -1e30, 1e300, 0.5, 5e-5, 5e-5, "-0.1", True)
             script.logprobs[at] = rng.choice(odd)
         elif kind == "dropped":
             del script.logprobs[at]
