@@ -15,7 +15,9 @@ from rollstream.producers.dialects.google_generate import GenerateContent
 from rollstream.producers.dialects.google_models import GoogleModels
 from rollstream.producers.dialects.google_tokens import CountTokens
 from rollstream.producers.dialects.openai_chat import ChatCompletions
+from rollstream.producers.dialects.openai_completions import Completions
 from rollstream.producers.dialects.openai_models import OpenAIModels
+from rollstream.producers.dialects.openai_responses import Responses, ResponsesTokenCount
 
 DIALECTS: dict[str, Dialect] = {
     dialect.protocol: dialect
@@ -23,6 +25,8 @@ DIALECTS: dict[str, Dialect] = {
         Messages(),
         GenerateContent(),
         ChatCompletions(),
+        Completions(),
+        Responses(),
     )
 }  # fmt: skip
 """Name in records → protocol."""
@@ -30,6 +34,7 @@ DIALECTS: dict[str, Dialect] = {
 COUNTERS: tuple[TokenCounter, ...] = (
     CountTokens(),
     MessagesTokenCount(),
+    ResponsesTokenCount(),
 )  # fmt: skip
 """Who answers how many tokens a prompt has."""
 
