@@ -153,11 +153,13 @@ class LocalEngine:
             answer.ids, answer.logprobs = job.ids[:count], list(job.logprobs[:count])
             raise
         answer.ids, answer.logprobs = job.ids, list(job.logprobs)
+        text = self._backend.decode(job.ids) if job.reason == "stop" and sampling.stop else ""
         answer.finish = Finish(
             reason=job.reason,
             spans=(LabelSpan(0, len(job.ids), str(version)),),
             prompt_ids=prompt_ids,
             output_tokens=len(job.ids),
+            stop_string=next((stop for stop in sampling.stop if stop in text), None),
         )
 
     async def parse(
