@@ -149,7 +149,8 @@ async def test_weights_are_changed_after_running_calls_when_the_mode_is_wait() -
         call = asyncio.create_task(ask(engine, running))
         await server.is_waiting.wait()
         load = asyncio.create_task(engine.load_policy(7, "file:///w/7"))
-        await asyncio.sleep(0)
+        for _ in range(3):  # as many round trips as an update that does not wait would need
+            await engine.render(TALK)
         before = list(server.posted)
         server.go.set()
         await asyncio.gather(call, load)
