@@ -28,7 +28,6 @@ from rollstream.schemas.records import (
     Group,
     GroupClose,
     ModelCall,
-    Outcome,
     Rollout,
     RolloutStatus,
 )
@@ -37,7 +36,6 @@ from rollstream.sinks.check_accounted import quarantine
 from rollstream.sinks.rows import RolloutRow
 from rollstream.sinks.stored import Evidence
 
-_WHOLE = (Outcome.COMPLETED, Outcome.LENGTH)
 _MARGIN_MS = 1_000
 
 
@@ -351,7 +349,7 @@ def _sampled(call: ModelCall, prompt: Ids) -> Sampled:
 def _differences(call: ModelCall, tokens: bytes, expected: Sampled) -> Iterator[Problem]:
     """A whole output is the engine's; one that was cut short is its beginning."""
     logprobs = unpack_floats(call.output_logprobs)
-    is_whole = call.outcome in _WHOLE
+    is_whole = call.outcome.is_whole
     if tokens != (expected.tokens if is_whole else expected.tokens[: len(tokens)]):
         yield Problem("wrong", call.call_id, f"output is {tokens!r}, the engine said {expected.tokens!r}")
     elif not np.array_equal(logprobs, np.array(expected.logprobs[: len(tokens)], dtype=np.float32)):
@@ -367,7 +365,7 @@ def _differences(call: ModelCall, tokens: bytes, expected: Sampled) -> Iterator[
 def _as_told(line: Line, calls: Sequence[ModelCall]) -> Iterator[Problem]:
     """One attempt of the call is what the client got, to what it asked."""
     seen = [
-        call for call in calls if call.outcome in _WHOLE and orjson.loads(call.message).get("content") == line["text"]
+        call for call in calls if call.outcome.is_whole and orjson.loads(call.message).get("content") == line["text"]
     ]
     if not seen:
         yield Problem(

@@ -24,7 +24,7 @@ import numpy as np
 
 from rollstream.schemas.identity import digest_json
 from rollstream.schemas.prompts import Ids, decode_prompts
-from rollstream.schemas.records import Delivery, Encoding, LogprobSemantics, MaskedCall, ModelCall, Outcome, Rollout
+from rollstream.schemas.records import Delivery, Encoding, LogprobSemantics, MaskedCall, ModelCall, Rollout
 from rollstream.schemas.types import unpack_floats, unpack_ids
 
 
@@ -95,7 +95,7 @@ def defect_of(call: ModelCall) -> str | None:
 
     The gateway has checked all this and says so in `defects`. It is checked again because other producers may not have.
     """
-    if call.outcome not in (Outcome.COMPLETED, Outcome.LENGTH):
+    if not call.outcome.is_whole:
         return "not_completed"
     if not call.trainable or call.defects:
         return call.defects[0] if call.defects else "not_trainable"

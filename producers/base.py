@@ -45,6 +45,10 @@ class Publisher(Protocol):
         """Wait for what is queued, at most this long, and stop."""
 
     @property
+    def backlog(self) -> int:
+        """How many records wait for their acknowledgement."""
+
+    @property
     def problem(self) -> str | None:
         """Why this publisher will never write again; None while it may."""
 

@@ -94,6 +94,11 @@ class KafkaPublisher:
         """As in `Publisher`: librdkafka met an error after which order can no longer be promised. Restart the process."""
         return self._problem
 
+    @property
+    def backlog(self) -> int:
+        """As in `Publisher`."""
+        return len(self._producer) + sum(len(line) for line in self._lines.values())
+
     def submit(self, record: Record, *, noun: str | None = None) -> asyncio.Future[None]:
         """As in `Publisher`."""
         name = type(record).__name__

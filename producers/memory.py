@@ -28,6 +28,11 @@ class MemoryPublisher:
         return self.broken
 
     @property
+    def backlog(self) -> int:
+        """As in `Publisher`."""
+        return len(self._queued)
+
+    @property
     def queued(self) -> list[Record]:
         """Records submitted and not acknowledged yet, in order."""
         return [record for _, record, _ in self._queued]

@@ -77,12 +77,26 @@ class GatewaySettings(_Part):
     """How long a rollout's key is good for."""
     admin_key: str | None = None
     """Bearer key for opening rollouts and publishing policies; None leaves both open to whoever reaches the port."""
-    engine: Literal["vllm", "local"] = "vllm"
+    admin_host: str = "127.0.0.1"
+    """Address of the admin port."""
+    admin_port: int | None = Field(None, ge=0)
+    """Port for opening rollouts and publishing policies, away from agents; 0 takes a free one. None: the public port has them."""
+    max_request_bytes: int = Field(32 * 1024 * 1024, ge=1)
+    """Largest request; more is a 413."""
+    max_calls: int = Field(1024, ge=1)
+    """Most calls at once; more get a 429."""
+    max_backlog: int = Field(10_000, ge=1)
+    """Most records that may wait for Kafka; while there are more, calls get a 503."""
+    engine: Literal["vllm", "sglang", "local"] = "vllm"
     """Which engine serves the calls."""
     engine_url: str = "http://127.0.0.1:8000"
-    """vLLM's address (engine `vllm`)."""
+    """The inference server's address."""
     engine_admin_url: str | None = None
-    """vLLM's address for weight updates (its development routes); None leaves the weights alone."""
+    """The server's address for weight updates (vLLM's development routes); None leaves the weights alone."""
+    engine_pause_mode: Literal["abort", "wait", "keep"] = "wait"
+    """What a weight update does to running calls: ends them, waits for them, or has them go on with the next weights."""
+    engine_weights: Literal["full", "adapter"] = "full"
+    """What a policy version is: all weights, or a LoRA adapter under a name of its own (engine `vllm`)."""
     model_path: str | None = None
     """Folder of the model (engine `local`)."""
     model_name: str = "policy"
@@ -90,7 +104,7 @@ class GatewaySettings(_Part):
     policy: str = "default"
     """Name of the policy that the model is."""
     tool_parser: Literal["hermes", "none"] = "hermes"
-    """How tool calls are written in the model's text (engine `local`)."""
+    """How tool calls are written in the model's text (engines without parsers of their own: `sglang`, `local`)."""
     max_context_tokens: int = Field(2048, ge=1)
     """Most prompt and output tokens of a call (engine `local`)."""
     max_output_tokens: int = Field(512, ge=1)

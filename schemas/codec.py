@@ -147,7 +147,21 @@ def read_schema(record: str, version: int, text: str) -> SchemaFile:
     """Parse the text of one `.avsc` file."""
     raw = json.loads(text)
     crc = bytes.fromhex(fingerprint(to_parsing_canonical_form(raw), "CRC-64-AVRO"))
-    return SchemaFile(record, version, text, parse_schema(raw), crc)
+    return SchemaFile(record, version, text, _with_bytes(parse_schema(raw)), crc)
+
+
+def _with_bytes(schema: Any) -> Any:
+    """A schema whose defaults of bytes are bytes: fastavro hands a default out as it stands in the file, which is text."""
+    if isinstance(schema, list):
+        return [_with_bytes(branch) for branch in schema]
+    if not isinstance(schema, dict):
+        return schema
+    values = {name: _with_bytes(value) for name, value in schema.items()}
+    kind = values.get("type")
+    is_bytes = kind == "bytes" or (isinstance(kind, dict) and kind.get("type") == "bytes")
+    if is_bytes and isinstance(values.get("default"), str):
+        values["default"] = values["default"].encode("latin-1")
+    return values
 
 
 @functools.cache

@@ -122,7 +122,7 @@ def _record_schema(cls: type, seen: set[str]) -> Any:
         }
         if field.default is not dataclasses.MISSING:
             default = field.default
-            entry["default"] = list(default) if isinstance(default, tuple) else default
+            entry["default"] = _json_default(default)
         fields.append(entry)
     return {
         "type": "record",
@@ -131,6 +131,13 @@ def _record_schema(cls: type, seen: set[str]) -> Any:
         "doc": inspect.getdoc(cls) or "",
         "fields": fields,
     }
+
+
+def _json_default(default: Any) -> Any:
+    """A field's default as a schema file says it. Source: Avro 1.12, bytes are text whose code points are the bytes."""
+    if isinstance(default, bytes):
+        return default.decode("latin-1")
+    return list(default) if isinstance(default, tuple) else default
 
 
 def _type_schema(hint: Any, seen: set[str]) -> Any:

@@ -218,6 +218,15 @@ def _intents(view: View, held: Quarantine) -> Iterator[Finding]:
             "prompt digest": (start.prompt_digest, call.prompt.digest),
             "request digest": (start.request_digest, call.request_digest),
         }
+        if start.protocol:  # an intent of v1 says no more than the above
+            prompt = call.prompt
+            pairs |= {
+                "protocol": (start.protocol, call.protocol),
+                "prompt": (start.prompt_suffix, prompt.suffix),
+                "prompt's base": (start.prompt_base_call_id, prompt.base_call_id),
+                "shared prompt": (start.prompt_base_len, prompt.base_len),
+                "sampling": (start.sampling, call.sampling.as_json()),
+            }
         differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
         if differing and held.has(call):
             continue

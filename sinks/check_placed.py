@@ -19,7 +19,6 @@ from rollstream.schemas.records import (
     GroupBuilt,
     LogprobSemantics,
     ModelCall,
-    Outcome,
 )
 from rollstream.schemas.types import unpack_floats
 from rollstream.sinks.rows import RolloutRow
@@ -104,7 +103,7 @@ def _by_credit(view: View, built: GroupBuilt, row: RolloutRow, call_id: str) -> 
 
 def _of_call(call: ModelCall) -> set[str]:
     """What speaks against a call by itself."""
-    if call.outcome not in (Outcome.COMPLETED, Outcome.LENGTH):
+    if not call.outcome.is_whole:
         return {"not_completed"}
     if not call.trainable or call.defects:
         return {call.defects[0] if call.defects else "not_trainable"}

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from rollstream.errors import StageError
 from rollstream.processors.config import Part
 from rollstream.processors.scorers.base import Verdict
-from rollstream.schemas.records import Outcome, Rollout
+from rollstream.schemas.records import Rollout
 
 
 class ExactMatch:
@@ -43,7 +43,7 @@ class ExactMatch:
     def _answer(self, rollout: Rollout) -> Any:
         field = self._config.outcome_field
         if field is None:
-            ended = [call for call in rollout.calls if call.outcome in (Outcome.COMPLETED, Outcome.LENGTH)]
+            ended = [call for call in rollout.calls if call.outcome.is_whole]
             return _text(json.loads(ended[-1].message)) if ended else ""
         outcome = json.loads(rollout.outcome)
         if not isinstance(outcome, dict) or field not in outcome:

@@ -12,6 +12,10 @@ def make_engine(gateway: GatewaySettings) -> Engine:
         from rollstream.producers.engines.local import LocalEngine
 
         return LocalEngine.from_settings(gateway)
+    if gateway.engine == "sglang":
+        from rollstream.producers.engines.sglang import SglangEngine
+
+        return SglangEngine(gateway)
     from rollstream.producers.engines.vllm import VllmEngine
 
     return VllmEngine(gateway)

@@ -51,6 +51,12 @@ class Identity:
     """Most prompt and output tokens together."""
     semantics: LogprobSemantics
     """Which distribution its log-probabilities belong to."""
+    fingerprint: str = ""
+    """Digest of what decides which tokens a text is and which text the tokens are; empty if it is not known."""
+    adapter: str = ""
+    """Name of the LoRA adapter that samples; empty for the full weights."""
+    adapter_digest: str = ""
+    """Digest of the adapter's files, if known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,8 @@ class Finish:
     """The prompt as the engine echoes it; None if it does not."""
     output_tokens: int | None = None
     """The engine's own count of sampled tokens; None if it gives none."""
+    stop_string: str | None = None
+    """The stop string that ended the output; None if none did, or the engine does not say."""
 
 
 @dataclass(slots=True)
@@ -93,6 +101,12 @@ class Answer:
     """When the first token came, UTC epoch milliseconds; None if that is not known."""
     finish: Finish | None = None
     """The end; None while there is none."""
+    pause_mode: str = ""
+    """How the engine was paused while it sampled: `abort`, `wait` or `keep`; empty if it was not, as far as known."""
+    cache_cleared: bool | None = None
+    """Whether that pause cleared the prefix cache; None without a pause."""
+    served: Identity | None = None
+    """What the engine was when it began to sample, where that may be other than when the prompt was made."""
 
 
 class Engine(Protocol):
@@ -114,6 +128,12 @@ class Engine(Protocol):
 
     async def render(self, conversation: Conversation) -> Ids:
         """The prompt's ids, shape [T]."""
+
+    async def encode(self, text: str) -> Ids:
+        """The ids of a text that is a prompt as it stands, shape [T]."""
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        """The text of sampled ids, without special tokens."""
 
     async def generate(self, prompt_ids: Ids, sampling: SamplingParams, request_id: str, answer: Answer) -> None:
         """Sample into `answer`, whose `finish` is set at the end. Cancelling cancels the engine's work."""

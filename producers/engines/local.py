@@ -63,19 +63,21 @@ class LocalEngine:
         self._end_ids = _end_ids(self._model, self._tokenizer)
         self._version = 0
         limit = int(getattr(self._model.config, "max_position_embeddings", max_context_tokens))
+        tokenizer, template = digest_bytes(tokenizer_bytes), digest_json(self._tokenizer.chat_template)
         self._identity = Identity(
             engine="local",
             engine_version=f"transformers-{transformers.__version__}",
             model=model_name,
             encoding=Encoding(
-                tokenizer_digest=digest_bytes(tokenizer_bytes),
-                chat_template_digest=digest_json(self._tokenizer.chat_template),
+                tokenizer_digest=tokenizer,
+                chat_template_digest=template,
                 template_kwargs_digest=digest_json({}),
                 parser="" if parser == "none" else parser,
             ),
             vocabulary_tokens=int(self._model.config.vocab_size),
             max_context_tokens=min(max_context_tokens, limit),
             semantics=LogprobSemantics.PROCESSED,
+            fingerprint=digest_json(tokenizer, template, parser),
         )
         self._jobs: deque[tuple[Job, _Waiter]] = deque()
         self._orders: deque[Callable[[], None]] = deque()
@@ -123,6 +125,14 @@ class LocalEngine:
             )
         return np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
 
+    async def encode(self, text: str) -> Ids:
+        """As in `Engine`."""
+        return np.array(self._backend.encode(text).ids, dtype=np.uint32)
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        """As in `Engine`."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=True))
+
     async def generate(self, prompt_ids: Ids, sampling: SamplingParams, request_id: str, answer: Answer) -> None:
         """As in `Engine`; the answer is filled at the end, or with what there is when cancelled."""
         if not len(prompt_ids):
@@ -143,19 +153,20 @@ class LocalEngine:
             answer.ids, answer.logprobs = job.ids[:count], list(job.logprobs[:count])
             raise
         answer.ids, answer.logprobs = job.ids, list(job.logprobs)
+        text = self._backend.decode(job.ids) if job.reason == "stop" and sampling.stop else ""
         answer.finish = Finish(
             reason=job.reason,
             spans=(LabelSpan(0, len(job.ids), str(version)),),
             prompt_ids=prompt_ids,
             output_tokens=len(job.ids),
+            stop_string=next((stop for stop in sampling.stop if stop in text), None),
         )
 
     async def parse(
         self, conversation: Conversation, ids: Sequence[int], prompt_ids: Ids, text: str, call_id: str
     ) -> dict[str, Any]:
         """As in `Engine`."""
-        decoded = self._backend.decode(list(ids), skip_special_tokens=True)
-        return to_message(self._parse(decoded), f"call_{call_id}")
+        return to_message(self._parse(await self.decode(ids)), f"call_{call_id}")
 
     async def load_policy(self, version: int, weights_ref: str) -> None:
         """As in `Engine`; `weights_ref` is a folder with a `model.safetensors`, or that file."""

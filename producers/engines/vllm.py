@@ -16,17 +16,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import orjson
 
 from rollstream.errors import ProviderError
+from rollstream.producers.engines.adapters import Adapter, adapter_name, adapter_spans, digest_adapter
 from rollstream.producers.engines.base import Answer, Conversation, Finish, Identity, Ids, LabelSpan
-from rollstream.producers.engines.http import EngineGone, EngineHttp
+from rollstream.producers.engines.http import EngineHttp
+from rollstream.producers.engines.probe import (
+    PROBE_ANSWER,
+    PROBE_CHAT,
+    PROBE_LOGPROBS,
+    PROBE_TEXT,
+    PROBE_TOOLS,
+    fingerprint,
+)
 from rollstream.producers.engines.semantics import tell_semantics
+from rollstream.producers.engines.served import HttpEngine, as_ids
 from rollstream.producers.parsers import PARSERS, to_message
 from rollstream.schemas.identity import digest_ids, digest_json
 from rollstream.schemas.records import Encoding, LogprobSemantics, SamplingParams
@@ -34,79 +43,40 @@ from rollstream.schemas.types import pack_ids
 from rollstream.settings import GatewaySettings
 
 _log = logging.getLogger(__name__)
-_HEALTH_S = 5.0
 _CLOSED = (403, 404, 405)
 """What vLLM answers on routes that are not served."""
-_PROBE_TEXT = 'Encoding probe: don\'t panic, 3.14 \u4f60\u597d \U0001f642\n\t<tool_call>{"a": [1, 2]}</tool_call>'
-_PROBE_CHAT = Conversation([{"role": "system", "content": "probe"}, {"role": "user", "content": "Say a word."}])
-_PROBE_LOGPROBS = 5
 
 
-class VllmEngine:
+class VllmEngine(HttpEngine):
     """A vLLM server; see the module."""
+
+    title = "vLLM"
+    supported = "0.30 to 0.33"
 
     def __init__(self, gateway: GatewaySettings, *, http: EngineHttp | None = None) -> None:
         """Args: http: for tests."""
-        self._model = gateway.model_name
-        self._parser = gateway.tool_parser
-        self._timeout_s = gateway.engine_timeout_s
-        self._url = gateway.engine_url
-        self._http = http or EngineHttp(self._url, gateway.engine_timeout_s)
-        self._admin_url = gateway.engine_admin_url
-        self._identity: Identity | None = None
-        self._is_probed = False
-        self._probing = asyncio.Lock()
+        super().__init__(gateway, http=http)
         self._has_scale_out = False
-        self._version: int | None = None
-        self._loading = asyncio.Lock()
-        self._is_open = asyncio.Event()
-        self._is_open.set()
-
-    @property
-    def version(self) -> int | None:
-        """As in `Engine`: the version last seen in an answer or loaded."""
-        return self._version
-
-    def identity(self) -> Identity:
-        """As in `Engine`."""
-        if self._identity is None:
-            raise ProviderError("vLLM was never reached", reason="engine_down")
-        return self._identity
-
-    async def start(self) -> None:
-        """As in `Engine`; asks again after the server could not be reached, for it may have become another."""
-        if self._is_probed:
-            return
-        async with self._probing:
-            if not self._is_probed:
-                async with self._answers("the questions at the start"):
-                    self._identity = await self._probe()
-                self._is_probed = True
+        self._is_adapter = gateway.engine_weights == "adapter"
+        self._adapter: Adapter | None = None
+        self._adapters: dict[str, Adapter] = {}
 
     async def render(self, conversation: Conversation) -> Ids:
         """As in `Engine`."""
-        path, body, field = "/v1/chat/completions/render", self._chat(conversation), "token_ids"
-        if not self._has_scale_out:
-            path, body, field = "/tokenize", {**body, "add_generation_prompt": True}, "tokens"
+        path, body, field = self._render_request(conversation)
         async with self._answers(path):
-            return _ids((await self._post(path, body))[field])
+            return as_ids((await self._post(path, body))[field])
 
-    async def generate(self, prompt_ids: Ids, sampling: SamplingParams, request_id: str, answer: Answer) -> None:
+    async def encode(self, text: str) -> Ids:
         """As in `Engine`."""
-        path, body = self._request(prompt_ids, sampling, request_id)
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._is_open.wait()
-                async with self._answers(path), aclosing(self._events(path, body)) as events:
-                    async for event in events:
-                        self._take(event, answer)
-        except TimeoutError as error:
-            raise ProviderError(
-                f"vLLM did not finish within {self._timeout_s:g} s; raise gateway.engine_timeout_s or lower max_tokens",
-                reason="engine_error",
-            ) from error
-        if answer.finish is None or not answer.finish.reason:
-            raise ProviderError("vLLM ended the stream without a finish reason", reason="engine_error")
+        async with self._answers("/tokenize"):
+            return as_ids((await self._post("/tokenize", {"model": self._model, "prompt": text}))["tokens"])
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        """As in `Engine`."""
+        body = {"model": self._model, "tokens": list(ids)}
+        async with self._answers("/detokenize"):
+            return str((await self._post("/detokenize", body))["prompt"])
 
     async def parse(
         self, conversation: Conversation, ids: Sequence[int], prompt_ids: Ids, text: str, call_id: str
@@ -114,60 +84,68 @@ class VllmEngine:
         """As in `Engine`."""
         if not self._has_scale_out:
             return to_message(PARSERS[self._parser](text), f"call_{call_id}")
-        choice = {"index": 0, "finish_reason": "stop", "token_ids": list(ids)}
-        body = {
-            "model": self._model,
-            "generate_response": {"request_id": call_id, "choices": [choice]},
-            "prompt_tokens": len(prompt_ids),
-            "prompt_token_ids": prompt_ids.tolist(),
-            "chat_request": self._chat(conversation),
-        }
-        path = "/v1/chat/completions/derender"
+        path, body = self._derender(conversation, ids, prompt_ids.tolist(), call_id)
         async with self._answers(path):
             return _message((await self._post(path, body))["choices"][0]["message"], call_id)
 
     async def load_policy(self, version: int, weights_ref: str) -> None:
-        """As in `Engine`: pause, reload from `weights_ref` (a path that vLLM can read), clear the cache, label, resume.
+        """As in `Engine`. An adapter is loaded beside the others: running calls end on theirs, and nothing is paused."""
+        if not self._is_adapter or self._admin_url is None:
+            await super().load_policy(version, weights_ref)
+            return
+        async with self._loading:
+            await self.start()
+            path = weights_ref.removeprefix("file://")
+            name = adapter_name(self._model, version)
+            adapter = Adapter(name, version, path, await asyncio.to_thread(digest_adapter, path))
+            if self._adapters.get(name, adapter) != adapter:
+                raise ProviderError(
+                    f"cannot load adapter {name!r} from {path!r}: it is loaded from {self._adapters[name].path!r} with other "
+                    "files, and a name is never given twice; publish the weights as another version",
+                    reason="bad_request",
+                )
+            await self._serve(adapter)
+            self._adapter = self._adapters[name] = adapter
+            self._version = version
+            self._identity = replace(self.identity(), adapter=name, adapter_digest=adapter.digest)
 
-        One at a time. From before the reload until all of it is done the label is `loading-<version>`: where it fails, or this
-        process dies on the way, the weights may be half of each, and no call sampled by them is trainable.
-        """
-        if self._admin_url is None:
+    async def _serve(self, adapter: Adapter) -> None:
+        """Have the server load an adapter, unless it has it."""
+        models = {one["id"]: one for one in (await self._get("/v1/models"))["data"]}
+        root = models.get(adapter.name, {}).get("root", adapter.path)
+        if root != adapter.path:
             raise ProviderError(
-                "gateway.engine_admin_url is not set, so vLLM's weights cannot be changed; set it to the address of a "
-                "vLLM started with VLLM_SERVER_DEV_MODE=1",
+                f"vLLM serves {adapter.name!r} from {root!r}, expected {adapter.path!r}; publish the weights as another version",
                 reason="bad_request",
             )
-        path = weights_ref.removeprefix("file://")
-        async with self._loading:
-            self._is_open.clear()
-            try:
-                await self._admin("/pause?mode=wait")
-                try:
-                    await self._admin("/update_weight_version", {"new_version": f"loading-{version}"})
-                    self._version = None
-                    await self._admin(
-                        "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}}
-                    )
-                    await self._admin("/reset_prefix_cache")
-                    await self._admin("/update_weight_version", {"new_version": str(version)})
-                    self._version = version
-                finally:
-                    await self._admin("/resume")
-            finally:
-                self._is_open.set()
+        if adapter.name not in models:
+            body = {"lora_name": adapter.name, "lora_path": adapter.path}
+            await self._http_ok(self._admin_path("/v1/load_lora_adapter"), body)
 
-    async def health(self) -> str | None:
-        """As in `Engine`."""
-        try:
-            answer = await self._http.get("/health", timeout_s=_HEALTH_S)
-        except EngineGone as error:
-            return f"vLLM does not answer: {error}"
-        return None if answer.status == 200 else f"vLLM at {self._url} answers {answer.status}"
+    async def _http_ok(self, path: str, body: dict[str, Any]) -> None:
+        """POST whose answer is a text."""
+        async with self._answers(path):
+            response = await self._http.post(path, body)
+            if response.status != 200:
+                raise self._refusal(path, response.status, response.content)
 
-    async def close(self) -> None:
-        """As in `Engine`."""
-        await self._http.close()
+    def _render_request(self, conversation: Conversation) -> tuple[str, dict[str, Any], str]:
+        """Path, body, and the answer's field that holds the ids."""
+        if self._has_scale_out:
+            return "/v1/chat/completions/render", self._chat(conversation), "token_ids"
+        return "/tokenize", {**self._chat(conversation), "add_generation_prompt": True}, "tokens"
+
+    def _derender(
+        self, conversation: Conversation, ids: Sequence[int], prompt_ids: list[int], call_id: str
+    ) -> tuple[str, dict[str, Any]]:
+        choice = {"index": 0, "finish_reason": "stop", "token_ids": list(ids)}
+        return "/v1/chat/completions/derender", {
+            "model": self._model,
+            "generate_response": {"request_id": call_id, "choices": [choice]},
+            "prompt_tokens": len(prompt_ids),
+            "prompt_token_ids": prompt_ids,
+            "chat_request": self._chat(conversation),
+        }
 
     def _chat(self, conversation: Conversation) -> dict[str, Any]:
         """The body of a chat request as far as rendering and parsing look at it."""
@@ -196,7 +174,7 @@ class VllmEngine:
             "logprobs": 0,
         }
         body: dict[str, Any] = {
-            "model": self._model,
+            "model": self._adapter.name if self._adapter else self._model,
             "request_id": request_id,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -212,7 +190,7 @@ class VllmEngine:
         finish = answer.finish or Finish("")
         echoed = event.get("prompt_token_ids")
         usage = event.get("usage")
-        reason, spans = finish.reason, finish.spans
+        reason, spans, stop_string = finish.reason, finish.spans, finish.stop_string
         for choice in event.get("choices") or ():
             ids = choice.get("token_ids") or ()
             if ids and answer.first_token_at_ms is None:
@@ -222,53 +200,57 @@ class VllmEngine:
             answer.text += choice.get("text") or ""
             echoed = echoed or choice.get("prompt_token_ids")
             reason = choice.get("finish_reason") or reason
+            stop = choice.get("stop_reason")
+            stop_string = stop if isinstance(stop, str) else stop_string
             labels = choice.get("weight_versions")
             if labels:
                 spans = tuple(LabelSpan(span["start"], span["end"], str(span["version"])) for span in labels)
-                label = "0" if spans[-1].label == "default" else spans[-1].label
-                self._version = int(label) if label.isdecimal() else None
+                adapter = self._adapters.get(answer.served.adapter) if answer.served else None
+                spans = adapter_spans(adapter, spans) if adapter else spans
         answer.finish = Finish(
             reason=reason,
             spans=spans,
-            prompt_ids=_ids(echoed) if echoed else finish.prompt_ids,
+            prompt_ids=as_ids(echoed) if echoed else finish.prompt_ids,
             output_tokens=usage["completion_tokens"] if usage else finish.output_tokens,
+            stop_string=stop_string,
         )
 
-    async def _events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-        async with self._http.stream(path, body) as response:
-            if response.status != 200:
-                raise _refusal(path, response.status, await response.read())
-            async for line in response.lines():
-                if not line.startswith(b"data:") or line == b"data: [DONE]":
-                    continue
-                event = orjson.loads(line[5:])
-                if "error" in event:
-                    raise _refusal(path, int(event["error"].get("code") or 500), line[5:])
-                yield event
-
-    async def _post(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        async with self._answers(path):
-            response = await self._http.post(path, body)
-            if response.status != 200:
-                raise _refusal(path, response.status, response.content)
-            return orjson.loads(response.content)
-
-    async def _admin(self, path: str, body: dict[str, Any] | None = None) -> None:
-        await self._post(f"{(self._admin_url or '').rstrip('/')}{path}", body)
-
-    @asynccontextmanager
-    async def _answers(self, path: str) -> AsyncIterator[None]:
-        """Foreign errors of a request as ProviderError; a server that went away is probed again before the next call."""
+    async def _load(self, version: int, path: str) -> None:
+        """Pause, reload, clear the cache, label, resume. With `keep`, running calls are computed again from their ids."""
+        mode = self._pause_mode
+        await self._admin(f"/pause?mode={mode}")
         try:
-            yield
-        except EngineGone:
-            self._is_probed = False
-            raise
-        except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-            raise ProviderError(
-                f"vLLM's answer to {path} is not understood: {type(error).__name__}: {error}; supported are 0.30 to 0.33",
-                reason="engine_error",
-            ) from error
+            await self._admin("/update_weight_version", {"new_version": f"loading-{version}"})
+            self._version = None
+            await self._admin("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
+            answer = await self._admin("/reset_prefix_cache" + "?reset_running_requests=true" * (mode == "keep"))
+            is_cleared = bool((answer or {}).get("success", True))  # before 0.33 the answer was empty
+            if not is_cleared:
+                raise ProviderError(
+                    f"vLLM did not clear its prefix cache, so version {version} would sample from what older weights computed; "
+                    "publish it again",
+                    reason="engine_error",
+                )
+            for running in self._sampling.values():
+                running.cache_cleared = True
+            await self._admin("/update_weight_version", {"new_version": str(version)})
+            self._version = version
+        finally:
+            await self._admin("/resume")
+
+    async def _label(self) -> str | None:
+        if self._adapter is not None:
+            return str(self._adapter.version)
+        return (
+            None
+            if self._admin_url is None
+            else str((await self._get(self._admin_path("/weight_info")))["weight_version"])
+        )
+
+    async def _is_paused(self) -> bool:
+        if self._admin_url is None:
+            return False
+        return bool((await self._get(self._admin_path("/is_paused")))["is_paused"])
 
     async def _probe(self) -> Identity:
         async with self._answers("/v1/models"):
@@ -280,18 +262,20 @@ class VllmEngine:
                 reason="engine_error",
             )
         async with self._answers("/v1/chat/completions/render"):
-            render = await self._http.post("/v1/chat/completions/render", self._chat(_PROBE_CHAT))
+            render = await self._http.post("/v1/chat/completions/render", self._chat(PROBE_CHAT))
         self._has_scale_out = render.status not in _CLOSED
         if not self._has_scale_out:
             _log.warning(
                 "vLLM has no render and generate routes; start it with --enable-scale-out for exact versions"
             )
-        probe_ids = await self.render(_PROBE_CHAT)
-        body = {"model": self._model, "prompt": _PROBE_TEXT, "add_special_tokens": False}
+        probe_ids = await self.render(PROBE_CHAT)
+        body = {"model": self._model, "prompt": PROBE_TEXT, "add_special_tokens": False}
         text_ids = (await self._post("/tokenize", body))["tokens"]
         async with self._answers("/tokenizer_info"):
             info = await self._http.get("/tokenizer_info")
         template = orjson.loads(info.content).get("chat_template") if info.status == 200 else None
+        if self._adapter is not None:
+            await self._serve(self._adapter)  # a server that was restarted has none
         return Identity(
             engine="vllm",
             engine_version=str(version),
@@ -305,7 +289,32 @@ class VllmEngine:
             vocabulary_tokens=None,
             max_context_tokens=int(models[self._model]["max_model_len"]),
             semantics=await self._probe_semantics(probe_ids),
+            fingerprint=fingerprint(
+                tokens=text_ids,
+                prompts=[probe_ids.tolist(), await self._probe_tools()],
+                template=template,
+                parsers=None if self._has_scale_out else self._parser,
+                message=await self._probe_parsers() if self._has_scale_out else None,
+            ),
+            adapter=self._adapter.name if self._adapter else "",
+            adapter_digest=self._adapter.digest if self._adapter else "",
         )
+
+    async def _probe_tools(self) -> list[int]:
+        """Ids of a conversation with tools; none where the template refuses it."""
+        path, body, field = self._render_request(PROBE_TOOLS)
+        answer = await self._tried(path, body)
+        return list(answer[field]) if answer else []
+
+    async def _probe_parsers(self) -> dict[str, Any] | None:
+        """How the server's parsers read a text with a thought and a tool call; None where they refuse."""
+        ids = await self._tried(
+            "/tokenize", {"model": self._model, "prompt": PROBE_ANSWER, "add_special_tokens": False}
+        )
+        if not ids:
+            return None
+        answer = await self._tried(*self._derender(PROBE_TOOLS, ids["tokens"], [], "probe"))
+        return _message(answer["choices"][0]["message"], "probe") if answer else None
 
     async def _probe_semantics(self, prompt_ids: Ids) -> LogprobSemantics:
         """Ask for one token at temperature 1 and at 0.5 and compare what the likeliest tokens are said to weigh."""
@@ -313,7 +322,7 @@ class VllmEngine:
         for temperature in (1.0, 0.5):
             path, body = self._request(prompt_ids, SamplingParams(temperature, 1.0, -1, 1, seed=0), "probe")
             params = body.get("sampling_params", body)
-            params["logprobs"] = _PROBE_LOGPROBS
+            params["logprobs"] = PROBE_LOGPROBS
             del body["request_id"]
             answer = await self._post(path, {**body, "stream": False, "stream_options": None})
             tables.append(_top(answer["choices"][0]["logprobs"]))
@@ -321,10 +330,6 @@ class VllmEngine:
         if found is not LogprobSemantics.PROCESSED:
             _log.warning("vLLM's log-probabilities are %s; start it with --logprobs-mode processed_logprobs", found)
         return found
-
-
-def _ids(values: Any) -> Ids:
-    return np.array(values, dtype=np.uint32)
 
 
 def _logprobs(values: dict[str, Any] | None) -> list[float | None]:
@@ -357,16 +362,3 @@ def _message(message: dict[str, Any], call_id: str) -> dict[str, Any]:
     elif shown["content"] is None:
         shown["content"] = ""
     return shown
-
-
-def _refusal(path: str, status: int, body: bytes) -> ProviderError:
-    """vLLM's error answer as ours."""
-    try:
-        message = str(orjson.loads(body)["error"]["message"])
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        message = body[:500].decode(errors="replace")
-    if status == 400 and ("maximum context length" in message or "maximum model length" in message):
-        reason = "context_length"
-    else:
-        reason = "bad_request" if status in (400, 422) else "engine_error"
-    return ProviderError(f"vLLM answers {status} to {path}: {message}", reason=reason)

@@ -45,6 +45,11 @@ class GatewayMetrics:
             "rollstream_gateway_spooled", "Records put on disk since Kafka did not acknowledge.", registry=registry
         )
         self.events = Counter("rollstream_gateway_events", "Environment events written.", registry=registry)
+        self.engine_changes = Counter(
+            "rollstream_gateway_engine_changes",
+            "Changes of tokenizer, template or parsers under one policy.",
+            registry=registry,
+        )
         self.version = Gauge("rollstream_gateway_policy_version", "Policy version served.", registry=registry)
 
     def call_finished(self, call: ModelCall) -> None:

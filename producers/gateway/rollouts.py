@@ -6,21 +6,21 @@ Each record is acknowledged by Kafka before the answer. A client that got a retr
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
-from rollstream.errors import BrokerError
 from rollstream.producers.base import Publisher, acknowledged
 from rollstream.producers.capability import Claims, mint_key
-from rollstream.producers.dialects.chat import RequestRefused
+from rollstream.producers.dialects.base import RequestRefused
 from rollstream.producers.engines.base import Engine
 from rollstream.producers.gateway.metrics import GatewayMetrics
-from rollstream.producers.gateway.service import new_id
+from rollstream.producers.ids import new_id
 from rollstream.producers.rollout_memory import MemoryOfRollouts
 from rollstream.schemas.records import (
     EnvironmentEvent,
@@ -129,9 +129,15 @@ class RolloutService:
     async def finish(self, claims: Claims, values: dict[str, Any]) -> None:
         """Write the end of an attempt, last into each topic that a rollout is read from.
 
+        An agent that was killed leaves calls whose outcomes are being written: the end waits for those, as long as for an
+        acknowledgement, so that they are not late.
+
         Raises: as `open`.
         """
         memory = self._memory.of(claims.rollout_id, claims.attempt)
+        leaving = memory.leaving()
+        if leaving:
+            await asyncio.wait(leaving, timeout=self._settings.ack_timeout_s)
         terminal = Terminal(
             rollout_id=claims.rollout_id,
             attempt=claims.attempt,
@@ -167,6 +173,8 @@ class RolloutService:
         )
         self.announced.add(record)
         await self._engine.load_policy(record.version, record.weights_ref)
+        if self._settings.engine_weights == "adapter":
+            record = replace(record, adapter=self._engine.identity().adapter)
         self._metrics.version.set(record.version)
         await self._publisher.publish(record, timeout_s=self._settings.ack_timeout_s)
         return record
@@ -201,19 +209,6 @@ class RolloutService:
             state_key=_text(values, "state_key"),
             content_ref=_text(values, "content_ref"),
         )
-
-
-def unacknowledged(error: BrokerError) -> RequestRefused:
-    """503 for a record that is no call; 413 if sending it again would not help."""
-    if error.reason == "too_large":
-        return RequestRefused(f"{error}; give large contents by reference", status=413, code=error.reason)
-    return RequestRefused(
-        f"not acknowledged, send it again: {error}",
-        status=503,
-        kind="server_error",
-        code=error.reason,
-        retry_after_s=2,
-    )
 
 
 def _refuse(name: str, value: object, expected: str) -> Any:

@@ -5,9 +5,10 @@ Topic `calls`. The rollout's barrier (`Terminal`) is the last record of the roll
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 
+from rollstream.schemas.identity import canonical_json
 from rollstream.schemas.types import Json, PackedFloats, PackedIds
 
 
@@ -26,11 +27,11 @@ class Outcome(StrEnum):
     """How a call ended, seen from the engine."""
 
     COMPLETED = "completed"
-    """The model stopped by itself (end token or stop string)."""
+    """The model stopped by itself, with its end token."""
     LENGTH = "length"
     """The token limit cut the output."""
     ABORTED = "aborted"
-    """The engine aborted the request, for instance for a weight update."""
+    """The engine aborted the request, for another reason than new weights."""
     CLIENT_DISCONNECTED = "client_disconnected"
     """The client left before the end; the engine was cancelled and the ids so far were kept."""
     UPSTREAM_ERROR = "upstream_error"
@@ -39,6 +40,15 @@ class Outcome(StrEnum):
     """No engine request was made: the body, the context length or the broker did not allow it."""
     LOST = "lost"
     """Only ever set by the join: an intent without an outcome before the rollout closed."""
+    STOP_STRING = "stop_string"
+    """A stop string that the client gave ended the output; its tokens are kept up to the one that completed it."""
+    ABORTED_POLICY_UPDATE = "aborted_policy_update"
+    """The engine aborted the request, and weights were being changed while it ran."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the answer ended as an answer ends: by the model, by a stop string or by the token limit."""
+        return self in (Outcome.COMPLETED, Outcome.STOP_STRING, Outcome.LENGTH)
 
 
 class Delivery(StrEnum):
@@ -70,6 +80,10 @@ class SamplingParams:
     """Seed of this request, if one was given."""
     stop: tuple[str, ...] = ()
     """Stop strings."""
+
+    def as_json(self) -> Json:
+        """The fields in canonical JSON, as an intent holds them."""
+        return Json(canonical_json(asdict(self)).decode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +177,16 @@ class CallStarted:
     """UTC epoch milliseconds."""
     call_attempt: int = 0
     """Attempt of this call, from 0; a client's retry of an undelivered call counts up."""
+    protocol: str = ""
+    """Client protocol, for instance `openai-chat`."""
+    prompt_suffix: PackedIds = PackedIds(b"")
+    """The prompt's ids after those that it shares with the base call; all of them without a base. Empty in records of v1."""
+    prompt_base_call_id: str | None = None
+    """The call whose (prompt ‖ output) the prompt begins like; None where no base was known."""
+    prompt_base_len: int = 0
+    """How many ids of the base call's (prompt ‖ output) are shared."""
+    sampling: Json = Json("{}")
+    """Effective sampling parameters, the fields of `SamplingParams`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +267,26 @@ class ModelCall:
     """Where the raw request body is stored, if it is."""
     response_ref: str | None = None
     """Where the raw response body is stored, if it is."""
+    sampling_requested: Json = Json("{}")
+    """Sampling parameters that the client asked for and the server decided otherwise, by their names in the protocol."""
+    stop_reason: str = ""
+    """The stop string that ended the output; empty for none."""
+    engine_fingerprint: str = ""
+    """Digest of what decides which tokens a text is and which text the tokens are; empty if it is not known."""
+    tools_digest: str = ""
+    """Digest of the tools as they were rendered; empty without tools."""
+    adapter: str = ""
+    """Name of the LoRA adapter that sampled; empty for the full weights. A name never stands for two adapters."""
+    adapter_digest: str = ""
+    """Digest of the adapter's files, if known."""
+    version_before: int | None = None
+    """The policy version that the gateway took the engine to serve when the call began; for reports only."""
+    version_after: int | None = None
+    """The same when the call ended. Without spans, the tokens were sampled by an unknown version from one to the other."""
+    pause_mode: str = ""
+    """How the engine was paused while the call ran: `abort`, `wait` or `keep`; empty if it was not, as far as known."""
+    cache_cleared: bool | None = None
+    """Whether the pause cleared the prefix cache, so that no key or value of older weights was used; None without a pause."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,3 +23,9 @@ class PolicyVersion:
     """The version it was trained from."""
     step: int | None = None
     """The optimizer step that made it."""
+    adapter: str = ""
+    """Name that the engine serves these weights under, for a LoRA adapter; empty for full weights. Never used twice."""
+    base_version: int | None = None
+    """Version of the full weights below an adapter, if known."""
+    pause_mode: str = ""
+    """How running calls were treated while the weights were changed: `abort`, `wait` or `keep`; empty if not known."""

@@ -79,7 +79,19 @@ class Teller:
             "started_at_ms": self.at_ms,
         }
         common["request_digest"] = digest_json(self.rollout_id, index, "request")
-        self.records.append(r.CallStarted(**common, prompt_length_tokens=len(whole), prompt_digest=delta.digest))
+        sampling = r.SamplingParams(1.0, 1.0, -1, 512)
+        self.records.append(
+            r.CallStarted(
+                **common,
+                prompt_length_tokens=len(whole),
+                prompt_digest=delta.digest,
+                protocol="openai-chat",
+                prompt_suffix=delta.suffix,
+                prompt_base_call_id=delta.base_call_id,
+                prompt_base_len=delta.base_len,
+                sampling=sampling.as_json(),
+            )
+        )
         outcome = r.ModelCall(
             **common,
             protocol="openai-chat",
@@ -89,7 +101,7 @@ class Teller:
             engine="vllm",
             engine_version="0.32.0",
             encoding=ENCODING,
-            sampling=r.SamplingParams(1.0, 1.0, -1, 512),
+            sampling=sampling,
             logprob_semantics=r.LogprobSemantics.PROCESSED,
             prompt=delta,
             output_ids=pack_ids(output),

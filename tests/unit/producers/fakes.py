@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,6 +85,13 @@ class FakeEngine:
             ids += [1, known.get(message["role"], 4), 3, *content, 2, 3]
         return np.array([*ids, 1, 5, 3], dtype=np.uint32)
 
+    async def encode(self, text: str) -> Ids:
+        known = {text: token for token, text in VOCABULARY.items()}
+        return np.array([known[word] for word in text.split()], dtype=np.uint32)
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        return "".join(VOCABULARY[i] for i in ids if i != 2)
+
     async def generate(self, prompt_ids: Ids, sampling: SamplingParams, request_id: str, answer: Answer) -> None:
         self.requests.append((prompt_ids.tolist(), sampling, request_id))
         play = self.plays.pop(0) if len(self.plays) > 1 else self.plays[0]
@@ -107,7 +114,7 @@ class FakeEngine:
     async def parse(
         self, conversation: Conversation, ids: list[int], prompt_ids: Ids, text: str, call_id: str
     ) -> dict[str, Any]:
-        return {"role": "assistant", "content": "".join(VOCABULARY[i] for i in ids if i != 2)}
+        return {"role": "assistant", "content": await self.decode(ids)}
 
     async def load_policy(self, version: int, weights_ref: str) -> None:
         self.loaded.append((version, weights_ref))
@@ -127,12 +134,15 @@ class Rig:
     engine: FakeEngine
     publisher: MemoryPublisher
     http: httpx.AsyncClient
+    """Reaches the public application."""
+    admin: httpx.AsyncClient
+    """Reaches the admin application."""
     now: list[int]
     """The gateway's clock, one number."""
 
     async def open(self, rollout_id: str = "r-1", **values: Any) -> dict[str, Any]:
         """Open a rollout; returns the answer."""
-        answer = await self.http.post("/rollouts", json={"task_id": "t", "rollout_id": rollout_id, **values})
+        answer = await self.admin.post("/rollouts", json={"task_id": "t", "rollout_id": rollout_id, **values})
         assert 201 == answer.status_code, answer.text
         opened: dict[str, Any] = answer.json()
         return opened
@@ -147,22 +157,42 @@ class Rig:
 
 
 @asynccontextmanager
-async def started_gateway(folder: Path, *plays: Play, policy_log: Any = None, **settings: Any) -> AsyncIterator[Rig]:
-    """A gateway over the fake engine and the in-memory publisher, reached without a network."""
-    engine, publisher, now = FakeEngine(*plays), MemoryPublisher(), [1_000_000]
-    values: dict[str, Any] = {"key_secret": "s", "spool_dir": folder / "spool", "ack_timeout_s": 0.05, **settings}
+async def started_gateway(
+    folder: Path,
+    *plays: Play,
+    policy_log: Any = None,
+    engine: FakeEngine | None = None,
+    publisher: MemoryPublisher | None = None,
+    **settings: Any,
+) -> AsyncIterator[Rig]:
+    """A gateway over the fake engine and the in-memory publisher, reached without a network.
+
+    Args: engine: None makes one of the plays. publisher: one that another gateway writes to as well.
+    """
+    engine, publisher, now = engine or FakeEngine(*plays), publisher or MemoryPublisher(), [1_000_000]
+    values: dict[str, Any] = {
+        "key_secret": "s",
+        "spool_dir": folder / "spool",
+        "ack_timeout_s": 0.05,
+        "admin_port": 0,
+        **settings,
+    }
     gateway = Gateway(
         GatewaySettings(**values),
         engine,
         lambda: publisher,
         policy_log=policy_log,
+        address="http://gateway",
         keep_alive_s=0.02,
         now_ms=lambda: now[0],
     )
     await gateway.start()
-    transport = httpx.ASGITransport(gateway.app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
-        yield Rig(gateway, engine, publisher, http, now)
+    public, boss = (httpx.ASGITransport(app) for app in (gateway.app, gateway.admin))
+    async with (
+        httpx.AsyncClient(transport=public, base_url="http://gateway") as http,
+        httpx.AsyncClient(transport=boss, base_url="http://admin") as admin,
+    ):
+        yield Rig(gateway, engine, publisher, http, admin, now)
     await gateway.stop()
 
 

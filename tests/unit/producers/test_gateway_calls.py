@@ -139,7 +139,7 @@ async def test_outcome_that_is_not_acknowledged_is_spooled_and_replayed(tmp_path
         rig.engine.generate = original  # type: ignore[method-assign]
 
         assert (503, "2") == (answer.status_code, answer.headers["retry-after"])
-        assert 2 == (await rig.http.get("/stats")).json()["spooled"]
+        assert 2 == (await rig.admin.get("/stats")).json()["spooled"]
 
     async with started_gateway(tmp_path) as later:
         await later.open("r-2")
@@ -420,7 +420,7 @@ async def test_counters_tell_what_happened(tmp_path: Path) -> None:
         opened = await rig.open()
         await rig.chat(opened)
         await rig.chat(opened)
-        stats, metrics = (await rig.http.get("/stats")).json(), (await rig.http.get("/metrics")).text
+        stats, metrics = (await rig.admin.get("/stats")).json(), (await rig.admin.get("/metrics")).text
 
         assert (2, {"upstream_error": 1, "completed": 1}, 0) == (
             stats["calls_started"], stats["calls_finished"], stats["calls_in_flight"],

@@ -40,7 +40,7 @@ async def test_opening_is_recorded_and_tells_where_to_go(tmp_path: Path) -> None
 async def test_rollout_without_a_group_is_its_own(tmp_path: Path) -> None:
     """The group is the key of every topic, so there is always one."""
     async with started_gateway(tmp_path) as rig:
-        opened = (await rig.http.post("/rollouts", json={"task_id": "t"})).json()
+        opened = (await rig.admin.post("/rollouts", json={"task_id": "t"})).json()
 
         assert opened["rollout_id"] == opened["group_id"]
 
@@ -109,7 +109,8 @@ async def test_answer_waits_for_the_acknowledgement(tmp_path: Path, what: str) -
             "event": ({"kind": "state"}, url(opened, "events")),
             "finish": ({"status": "failed"}, url(opened, "finish")),
         }[what]
-        answer = await rig.http.post(target, json=body, headers=headers(opened))
+        client = rig.admin if what == "open" else rig.http
+        answer = await client.post(target, json=body, headers=headers(opened))
 
         assert (503, "2", "ack_timeout") == (
             answer.status_code, answer.headers["retry-after"], answer.json()["error"]["code"],
@@ -151,7 +152,7 @@ async def test_wrong_field_is_named(tmp_path: Path, what: str, body: object, say
 async def test_opening_with_a_wrong_field_is_refused(tmp_path: Path, body: dict[str, Any]) -> None:
     """Nothing is recorded."""
     async with started_gateway(tmp_path) as rig:
-        answer = await rig.http.post("/rollouts", json=body)
+        answer = await rig.admin.post("/rollouts", json=body)
 
         assert (400, []) == (answer.status_code, rig.publisher.records)
 
@@ -160,13 +161,13 @@ async def test_admin_key_guards_opening_and_policies(tmp_path: Path) -> None:
     """Where one is set, only its holder opens rollouts and changes weights; a rollout's key does not do."""
     async with started_gateway(tmp_path, admin_key="boss") as rig:
         with_key = {"authorization": "Bearer boss"}
-        opened = await rig.http.post("/rollouts", json={"task_id": "t"}, headers=with_key)
+        opened = await rig.admin.post("/rollouts", json={"task_id": "t"}, headers=with_key)
         statuses = [
-            (await rig.http.post("/rollouts", json={"task_id": "t"})).status_code,
-            (await rig.http.post("/policies", json={}, headers=headers(opened.json()))).status_code,
+            (await rig.admin.post("/rollouts", json={"task_id": "t"})).status_code,
+            (await rig.admin.post("/policies", json={}, headers=headers(opened.json()))).status_code,
         ]
 
-        foreign = await rig.http.post(
+        foreign = await rig.admin.post(
             "/rollouts", json={}, headers={"authorization": "Bearer h\u00e9".encode("latin-1")}
         )
 
@@ -177,7 +178,7 @@ async def test_policy_is_loaded_before_it_is_announced(tmp_path: Path) -> None:
     """The engine serves the weights when the record says that it may."""
     async with started_gateway(tmp_path) as rig:
         body = {"version": 3, "weights_ref": "/w/3", "parent_version": 2, "step": 30, "weights_digest": "d"}
-        answer = await rig.http.post("/policies", json=body)
+        answer = await rig.admin.post("/policies", json=body)
 
         assert {"policy": "default", "version": 3} == answer.json()
         assert [(3, "/w/3")] == rig.engine.loaded
@@ -208,7 +209,7 @@ async def test_event_that_is_too_large_is_not_to_be_sent_again(tmp_path: Path) -
 async def test_policy_with_a_wrong_field_is_refused(tmp_path: Path, body: dict[str, Any]) -> None:
     """Nothing is loaded."""
     async with started_gateway(tmp_path) as rig:
-        answer = await rig.http.post("/policies", json=body)
+        answer = await rig.admin.post("/policies", json=body)
 
         assert (400, [], []) == (answer.status_code, rig.engine.loaded, rig.publisher.records)
 
@@ -228,7 +229,7 @@ async def test_published_policies_are_taken_from_the_log_but_not_ones_own(tmp_pa
     log = FakePolicyLog(newest)
     async with started_gateway(tmp_path, policy_log=log) as rig:
         at_start = list(rig.engine.loaded)
-        await rig.http.post("/policies", json={"version": 4, "weights_ref": "/w/4"})
+        await rig.admin.post("/policies", json={"version": 4, "weights_ref": "/w/4"})
         log.come += [rig.publisher.records[-1], others]  # type: ignore[list-item]
         while len(rig.engine.loaded) < 3:
             await asyncio.sleep(0.001)

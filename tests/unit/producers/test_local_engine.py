@@ -142,6 +142,7 @@ async def test_answer_ends_with_its_stop_string_or_limit(engine: LocalEngine) ->
         stopped.finish.reason,
         stopped.ids,
     )
+    assert (None, word) == (free.finish.stop_string, stopped.finish.stop_string)
 
 
 async def test_new_weights_change_what_is_sampled_and_the_label(

@@ -116,7 +116,10 @@ class FakeVllm:
         self.error: dict[str, Any] | None = None
         self.fails_at = ""
         self.requests: list[tuple[str, Any]] = []
-        self.hangs = False
+        self.label = "default"
+        self.is_paused = False
+        self.is_cleared = True
+        self.prompt = PROMPT
 
     async def __call__(self, path: str, body: Any) -> Reply:
         path = path.partition("?")[0]
@@ -128,8 +131,11 @@ class FakeVllm:
         answers: dict[str, Any] = {
             "/version": {"version": "0.32.0"},
             "/v1/models": {"data": [{"id": "policy", "max_model_len": 2048}]},
-            "/v1/chat/completions/render": {"token_ids": PROMPT},
+            "/v1/chat/completions/render": {"token_ids": self.prompt},
+            "/reset_prefix_cache": {"success": self.is_cleared},
             "/tokenize": {"tokens": PROMPT},
+            "/weight_info": {"weight_version": self.label},
+            "/is_paused": {"is_paused": self.is_paused},
             "/v1/chat/completions/derender": {"choices": [{"message": self.message(), "finish_reason": "stop"}]},
         }
         if path in answers:
@@ -246,7 +252,9 @@ async def test_fallback_samples_from_ids_as_well(engine: VllmEngine, server: Fak
 
     assert (PROMPT, [7, 2], [-0.5, None], ()) == (ids.tolist(), answer.ids, answer.logprobs, answer.finish.spans)  # type: ignore[union-attr]
     assert {"role": "assistant", "content": "ok"} == message
-    assert PROMPT == server.requests[-1][1]["prompt"]
+    assert [PROMPT] == [
+        body["prompt"] for path, body in server.requests if path == "/v1/completions" and body["stream"]
+    ]
 
 
 async def test_message_is_the_servers_with_ids_that_a_replay_gives_again(engine: VllmEngine) -> None:
@@ -405,3 +413,89 @@ async def test_calls_wait_while_weights_are_changed(engine: VllmEngine, server: 
     await call
 
     assert [] == sent_before
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_cleared_before", "reset"),
+    [("abort", True, "/reset_prefix_cache"), ("keep", False, "/reset_prefix_cache?reset_running_requests=true")],
+)
+async def test_running_call_is_told_how_it_was_paused(
+    server: FakeVllm, mode: Any, is_cleared_before: bool, reset: str
+) -> None:
+    """Before the pause, for an aborted call ends in it; a kept one learns at its end whether its cache was cleared."""
+    settings = GatewaySettings(engine_url="http://vllm", engine_admin_url="http://vllm", engine_pause_mode=mode)
+    engine, running, seen = VllmEngine(settings), Answer(), {}
+
+    async def answer(path: str, body: Any) -> Reply:
+        seen[path] = (running.pause_mode, running.cache_cleared)
+        return await server(path, body)
+
+    engine._http = FakeHttp(answer)
+    engine._sampling[id(running)] = running
+    await engine.load_policy(7, "/w/7")
+
+    assert (mode, is_cleared_before) == seen[f"/pause?mode={mode}"] == seen[reset]
+    assert (mode, True) == (running.pause_mode, running.cache_cleared)
+
+
+async def test_cache_that_was_not_cleared_leaves_a_label_that_is_no_version(
+    engine: VllmEngine, server: FakeVllm
+) -> None:
+    """vLLM says so in an answer of 200; new weights over old keys and values would be no version at all."""
+    server.is_cleared = False
+
+    with pytest.raises(ProviderError, match="did not clear its prefix cache"):
+        await engine.load_policy(7, "/w/7")
+
+    labels = [body["new_version"] for path, body in server.requests if path == "/update_weight_version"]
+    assert (["loading-7"], "/resume", None) == (labels, server.requests[-1][0], engine.version)
+
+
+@pytest.mark.parametrize(("is_paused", "mode"), [(True, "abort"), (False, "")])
+async def test_abort_by_somebody_elses_pause_is_known(
+    engine: VllmEngine, server: FakeVllm, is_paused: bool, mode: str
+) -> None:
+    """A trainer that pauses the server by itself ends calls, too."""
+    await engine.start()
+    server.is_paused, server.stream = is_paused, [event(374, reason="abort"), USAGE]
+
+    assert mode == (await ask(engine)).pause_mode
+
+
+async def test_version_is_asked_for_around_a_call_without_spans(engine: VllmEngine, server: FakeVllm) -> None:
+    """An engine that is silent about versions is asked before and after; weights that moved meanwhile are noticed."""
+    server.label, server.stream = "7", [event(374, reason="stop"), USAGE]
+    await engine.start()
+    before = engine.version
+    server.label = "8"
+    await ask(engine)
+
+    assert (7, 8) == (before, engine.version)
+
+
+async def test_version_that_cannot_be_asked_for_is_unknown(engine: VllmEngine, server: FakeVllm) -> None:
+    """Neither spans nor the control routes: the record must not say a number."""
+    server.fails_at, server.stream = "/weight_info", [event(374, reason="stop"), USAGE]
+    await engine.start()
+    await ask(engine)
+
+    assert engine.version is None
+
+
+@pytest.mark.parametrize("change", ["prompt", "message"])
+async def test_fingerprint_changes_with_template_and_parsers(server: FakeVllm, change: str) -> None:
+    """Equal servers have equal fingerprints; another template or another parser has another."""
+
+    async def found() -> str:
+        settings = GatewaySettings(engine_url="http://vllm", engine_admin_url="http://vllm")
+        engine = VllmEngine(settings, http=FakeHttp(server))
+        await engine.start()
+        return engine.identity().fingerprint
+
+    first, again = await found(), await found()
+    if change == "prompt":
+        server.prompt = [1, 87, 287, 202]
+    else:
+        server.message = lambda: {"role": "assistant", "content": "raw"}  # type: ignore[method-assign]
+
+    assert (first, True) == (again, first != await found())

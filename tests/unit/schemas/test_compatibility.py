@@ -81,9 +81,11 @@ def test_change_that_new_readers_can_live_with_is_allowed(name: str, rule: Rule)
 )
 def test_change_that_makes_the_log_unreadable_is_found(name: str, rule: Rule, expected: str) -> None:
     """In any record; the sentence names both versions and the place."""
-    found = problems_of(next_schema(name, rule))
+    coming = next_schema(name, rule)
 
-    assert any(problem.startswith(f"{name}.v2 cannot read {name}.v1: ") for problem in found)
+    found = problems_of(coming)
+
+    assert any(problem.startswith(f"{name}.v{coming.version} cannot read {name}.v1: ") for problem in found)
     assert expected in " ".join(found)
 
 

@@ -107,7 +107,7 @@ class Writer:
         delta = encode_prompt(prompt, self.known)
         output = self.random.integers(0, 1000, tokens).astype(np.uint32)
         self.now_ms += 10
-        request = digest_json("request", call_id)
+        request, sampling = digest_json("request", call_id), SamplingParams(1.0, 1.0, -1, 64)
         common = {"call_id": call_id, "rollout_id": self.rollout_id, "attempt": 0, "group_id": self.group_id}
         self.log.add(
             "calls",
@@ -118,6 +118,11 @@ class Writer:
                 prompt_digest=digest_ids(pack_ids(prompt)),
                 request_digest=request,
                 started_at_ms=self.now_ms,
+                protocol="openai-chat",
+                prompt_suffix=delta.suffix,
+                prompt_base_call_id=delta.base_call_id,
+                prompt_base_len=delta.base_len,
+                sampling=sampling.as_json(),
             ),
         )
         if lost:
@@ -136,7 +141,7 @@ class Writer:
                 engine="vllm",
                 engine_version="0.32.0",
                 encoding=Encoding("t", "c", "k", "hermes"),
-                sampling=SamplingParams(1.0, 1.0, -1, 64),
+                sampling=sampling,
                 logprob_semantics=LogprobSemantics.PROCESSED,
                 prompt=delta,
                 output_ids=pack_ids(output),
