@@ -1,7 +1,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup services demo test chaos lint bench clean
+.PHONY: help setup services demo test test-harnesses chaos lint bench clean
 
 PYTHON ?= python3
 EXTRAS := gateway,processor,sink,trainer,registry,embedded,dev
@@ -12,7 +12,7 @@ SEED ?= 1
 WORKERS ?= 3
 
 help:  ## show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 16
 
 setup: $(READY)  ## make .venv with everything in it (once; again when the pins change)
 
@@ -24,6 +24,9 @@ services: $(READY)  ## put what tests run against into build/: Apache Kafka, a r
 
 test: services  ## run every test, in WORKERS processes at once (3: most tests wait most of the time)
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+test-harnesses: $(READY)  ## let Codex and Claude Code, from npm, play scripted tasks through the gateway, and audit what is recorded
+	$(BIN)/python -m pytest -o timeout=900 tests/harnesses
 
 chaos: $(READY)  ## kill, freeze and cut off everything under load, then look for what is lost, doubled or wrong (MINUTES=30 SEED=1)
 	$(BIN)/python -m chaos.run --minutes $(MINUTES) --seed $(SEED)

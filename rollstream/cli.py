@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -53,6 +53,37 @@ def processor(context: click.Context) -> None:
     from rollstream.processors.shell.run import run
 
     run(_settings(context))
+
+
+@cli.command(context_settings={"allow_interspersed_args": False})
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--task-id", required=True, help="Name of the task.")
+@click.option("--task", help="What scorers may read of the task: a JSON object.")
+@click.option("--group-id", help="Rollouts of one task that are compared; default: a group of its own.")
+@click.option("--group-size", type=click.IntRange(min=1), default=1, show_default=True, help="Rollouts of the group.")
+@click.option("--rollout-id", help="Default: a fresh one.")
+@click.option("--attempt", type=click.IntRange(min=0), default=0, show_default=True, help="Attempt of the rollout.")
+@click.option("--gateway", "gateway_url", help="Address of its admin routes; default: that of the settings.")
+@click.option("--recipe", help="How the command is told where its model is; default: by the name of the program.")
+@click.option("--model", help="Model name that it asks for; default: gateway.model_name.")
+@click.option("--context-tokens", type=click.IntRange(min=1), help="Context that harnesses compact for.")
+@click.option("--check", help="Shell command that decides about success; default: the command's exit code does.")
+@click.option("--check-timeout", type=float, default=600, show_default=True, help="Seconds that the check may take.")
+@click.option("--timeout", type=float, help="Seconds that the command may take; then the rollout is truncated.")
+@click.option(
+    "--error-is",
+    type=click.Choice(["failed", "aborted"]),
+    default="failed",
+    show_default=True,
+    help="What another exit code than 0 of the command means; an aborted rollout has no reward.",
+)
+@click.option("--home", type=click.Path(path_type=Path), help="Folder for the harness's settings and state, kept.")
+@click.pass_context
+def run(context: click.Context, /, command: tuple[str, ...], **options: Any) -> None:
+    """Run COMMAND as a rollout: claude, codex, pi, openclaw, or any program. Ends with its exit code, or the check's."""
+    from rollstream.producers.harnesses.start import start
+
+    sys.exit(start(_settings(context).gateway, command, **options))
 
 
 @cli.command()

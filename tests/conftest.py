@@ -14,8 +14,9 @@ from rollstream.settings import KafkaSettings
 from rollstream.topic_admin import apply_topics
 from tests.services.kafka import KafkaBroker
 
-FOLDERS = ("end_to_end", "integration", "contract", "unit")
-"""In the order in which several processes take them: what takes long comes first, and small tests fill the gaps at the end."""
+FOLDERS = ("end_to_end", "integration", "contract", "generated", "unit")
+"""In the order in which several processes take them: what takes long comes first, and small tests fill the gaps at the end.
+Others come before these."""
 
 
 WITH_MODEL = ("test_vllm_call.py", "test_vllm_line.py", "test_gateway_kafka.py")
@@ -38,7 +39,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort by folder where there are several processes; within a folder the order stays as it is, by chance."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: FOLDERS.index(item.path.relative_to(Path(__file__).parent).parts[0]))
+        items.sort(key=lambda item: _place(item.path.relative_to(Path(__file__).parent).parts[0]))
+
+
+def _place(folder: str) -> int:
+    return FOLDERS.index(folder) if folder in FOLDERS else -1
 
 
 @pytest.fixture(scope="session")

@@ -177,7 +177,7 @@ def test_block_that_is_text_inside_is_served(block: Any, seen: str) -> None:
     [
         IMAGE,
         {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "eA=="}},
-        {"type": "document", "source": {"type": "url", "url": "https://example.com/a.pdf"}},
+        {"type": "document", "source": {"type": "url", "url": "https://files.example/a.pdf"}},
         {"type": "document"},
         {"type": "document", "source": {"type": "content", "content": [IMAGE]}},
         {"type": "container_upload", "file_id": "f"},
