@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 from collections.abc import Callable, Sequence
@@ -17,6 +18,8 @@ from rollstream.schemas.registry import open_codec
 from rollstream.settings import Settings
 
 log = logging.getLogger("rollstream.processor")
+_GARBAGE = (100_000, 20, 100)
+"""Objects made before the youngest are looked through, and how often before the older ones are; Python's: 700, 10, 10."""
 _STOP_S = 25.0
 """How long the last commit may take before the process ends without it; Kubernetes kills it after 30 s."""
 
@@ -60,6 +63,9 @@ def run_shell(settings: Settings, make_shell: Callable[[], Shell], names: Sequen
 
     Args: make_shell: called inside the event loop; names: of the stages it hosts, in pipeline order.
     """
+    # What is open lives long in many objects without cycles. Where Python looks through them as often as it does by itself, that
+    # is a fifth of the processor time of a restart with 1,000 open rollouts.
+    gc.set_threshold(*_GARBAGE)
     # asyncio's own loop: under uvloop a write to a connection that the broker has just closed raises RuntimeError, which
     # aiokafka does not expect; it ends the task that keeps its metadata, and everybody who waits for a coordinator waits for ever
     # (aiokafka issue 1038).
