@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from rollstream.schemas.records import Outcome
 from tests.harnesses.script import BUSY, CUT, Script, calls
-from tests.harnesses.world import HarnessWorld, audit_records, harness_world, let_go
+from tests.harnesses.world import HarnessWorld, audit_records, harness_world, play_two
 from tests.scripted.engine import ScriptedEngine
 from tests.scripted.plays import Play
 
 COMMAND = ("claude", "--permission-mode", "acceptEdits", "--allowedTools", "Bash,Read,Write,Agent", "-p")
-CHECK = ("--timeout", "240", "--check", "grep -qx 42 answer.txt")
 READ = calls(("Bash", {"command": "cat notes.txt", "description": "Read the notes"}))
 SUB_AGENTS = {word: f"Count the {word}" for word in ("lines", "words")}
 
@@ -49,18 +46,6 @@ def _script(folder: Path) -> Script:
     )
 
 
-async def _play(world: HarnessWorld, script: Script) -> None:
-    for rollout_id in ("r-plain", "r-rough"):
-        (world.work(rollout_id) / "notes.txt").write_text("40\n2\n")
-    plain = await world.run("r-plain", *CHECK, *COMMAND, "Add the numbers of notes.txt.")
-    async with let_go(world):
-        rough = await world.run("r-rough", *CHECK, *COMMAND, "Sum the numbers of notes.txt.")
-
-    assert (0, 1) == (plain, rough), world.output
-    assert ([], {}) == (script.unknown, {words: left for words, left in script.left.items() if left})
-
-
-@pytest.mark.timeout(600)
 def test_claude_code_plays_its_tools_in_one_rollout_each_and_the_audit_is_clean(
     programs: Path, tmp_path: Path
 ) -> None:
@@ -69,7 +54,7 @@ def test_claude_code_plays_its_tools_in_one_rollout_each_and_the_audit_is_clean(
 
     async def play() -> HarnessWorld:
         async with harness_world(tmp_path, ScriptedEngine(plan=script), programs) as world:
-            await _play(world, script)
+            await play_two(world, script, COMMAND)
         return world
 
     world = asyncio.run(play())

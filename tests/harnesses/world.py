@@ -25,6 +25,7 @@ from rollstream.sinks.clickhouse import ClickHouseSink
 from rollstream.sinks.connect import connect
 from tests.contract.checkout import ROOT
 from tests.contract.protocols.world import World, served_world, until
+from tests.harnesses.script import Script
 from tests.scripted.engine import ScriptedEngine
 from tests.unit.sinks.chain import Log, run_stages
 
@@ -104,6 +105,19 @@ async def harness_world(
     settings = {"admin_port": None, "max_output_tokens": 4096}
     async with served_world(folder, "openai-chat", engine, **settings) as served:
         yield HarnessWorld(served, folder, path)
+
+
+async def play_two(world: HarnessWorld, script: Script, command: tuple[str, ...]) -> None:
+    """One rollout as it should be, and one where an answer is cut; each says all of its script. Args: command: a prompt ends it."""
+    options = ("--timeout", "240", "--check", "grep -qx 42 answer.txt")
+    for rollout_id in ("r-plain", "r-rough"):
+        (world.work(rollout_id) / "notes.txt").write_text("40\n2\n")
+    plain = await world.run("r-plain", *options, *command, "Add the numbers of notes.txt.")
+    async with let_go(world):
+        rough = await world.run("r-rough", *options, *command, "Sum the numbers of notes.txt.")
+
+    assert (0, 1) == (plain, rough), world.output
+    assert ([], []) == (script.unknown, [left for left in script.left.values() if left])
 
 
 @asynccontextmanager

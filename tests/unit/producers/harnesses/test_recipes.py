@@ -13,7 +13,7 @@ from rollstream.producers.harnesses.base import KEY_VARIABLE, Place
 
 KEY = "rs-a-key"
 PLACE = Place("http://gw.example/r/r-1/a/0", KEY, "policy", 40_000, Path("/homes/h"))
-NAMELESS = Place(PLACE.root_url, KEY, 'a "model"', None, PLACE.home)
+NAMELESS = Place(PLACE.root_url, KEY, 'it\'s a "model"', None, PLACE.home)
 
 
 @pytest.mark.parametrize("name", RECIPES)
