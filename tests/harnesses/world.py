@@ -108,7 +108,10 @@ async def harness_world(
 
 
 async def play_two(world: HarnessWorld, script: Script, command: tuple[str, ...]) -> None:
-    """One rollout as it should be, and one where an answer is cut; each says all of its script. Args: command: a prompt ends it."""
+    """One rollout as it should be, and one where an answer is cut; each says all of its script.
+
+    Args: command: what is run; a prompt ends it.
+    """
     options = ("--timeout", "240", "--check", "grep -qx 42 answer.txt")
     for rollout_id in ("r-plain", "r-rough"):
         (world.work(rollout_id) / "notes.txt").write_text("40\n2\n")
